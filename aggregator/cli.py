@@ -119,8 +119,9 @@ def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: boo
     A running aggregator begins anew with them by itself; one that is stopped has them at its next start. Devices serve
     on meanwhile, keep what they have learned, and follow by themselves. For classifiers.
     """
-    from replayfleet.aggregator.control.caller import LocalControl, who_is
+    from replayfleet.aggregator.control.caller import LocalControl
     from replayfleet.aggregator.control.growing import add_classes, wait_until_known
+    from replayfleet.aggregator.records.deeds import who_is
 
     who, at, control = who_is(os.getpid(), os.getuid()), time.time(), LocalControl(data_dir)
     try:

@@ -134,6 +134,8 @@ class Coordinator:
             self._list_members(now)
             self._forget_ghosts(now)
             self._note_who_was_seen(now)
+            if parts.leadership.leads and not parts.disk.problem:
+                parts.disk.do(lambda now: self.control.tell())  # `enroll`, `renew` and `revoke` write deeds beside us
         if parts.disk.tick(now):
             self._on_disk(now)
         if not parts.leadership.leads:

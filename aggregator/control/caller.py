@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,6 @@ SOCKET = "control.sock"
 MAX_ANSWER_BYTES = 64 << 20
 REQUEST_S = 10.0
 """A request that isn't there by then is given up."""
-_NOBODY = (1 << 32) - 1
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,19 +121,3 @@ def short_place(folder: Path) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{handle}")
     finally:
         os.close(handle)
-
-
-def who_is(pid: int, uid: int) -> str:
-    """Return a name for the journal: of the user, and of the one who had logged in if that is another."""
-    with contextlib.suppress(OSError, ValueError):
-        login = int(Path(f"/proc/{pid}/loginuid").read_text())
-        if login not in {uid, _NOBODY}:
-            return f"{_user(login)} as {_user(uid)}"
-    return _user(uid)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replayfleet.aggregator.control.caller import LocalControl, who_is
+from replayfleet.aggregator.control.caller import LocalControl
 from replayfleet.aggregator.control.membership import Plan, excluding, known, readmitting
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
@@ -131,7 +131,7 @@ def _offline_plan(store: AggregatorStore, verb: Exclude | Readmit) -> Plan:
 
 
 def _do_offline(store: AggregatorStore, verb: Exclude | Readmit) -> Plan:
-    from replayfleet.aggregator.records.deeds import Deed
+    from replayfleet.aggregator.records.deeds import Deed, who_is
     from replayfleet.aggregator.records.roll import Exclusion
 
     plan, who = _offline_plan(store, verb), who_is(os.getpid(), os.getuid())

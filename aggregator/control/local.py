@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.aggregator.control.caller import REQUEST_S, SOCKET, Answer, Request, short_place, who_is
+from replayfleet.aggregator.control.caller import REQUEST_S, SOCKET, Answer, Request, short_place
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.verbs import MAX_VERB_BYTES, VerbRefused
+from replayfleet.aggregator.records.deeds import who_is
 from replayfleet.federation.errors import UNREADABLE, ReplayfleetError, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from replayfleet.aggregator.records.deeds import Deed, Deeds, who_is
 from replayfleet.aggregator.records.roll import make_members_table
 from replayfleet.aggregator.store import DATABASE
 from replayfleet.federation.errors import SettingsError
@@ -106,12 +108,14 @@ class Members:
             "INSERT INTO members (client, enrolled_at, revoked_at) VALUES (?, ?, NULL) ON CONFLICT (client) DO UPDATE "
             "SET enrolled_at = excluded.enrolled_at, revoked_at = NULL"
         )
-        self._change((enrolled, (client, now)), *self._issue(client, certificate))
+        done = _deed(now, "enroll", client, f"{client} is a member from now on")
+        self._change((enrolled, (client, now)), *self._issue(client, certificate), deed=done)
 
     def renew(self, client: str, certificate: Issued, until: float) -> None:
         """Give a member another certificate; those before count until ``until`` at most."""
         ended = "UPDATE certificates SET ends_at = min(ends_at, ?) WHERE client = ?"
-        self._change((ended, (until, client)), *self._issue(client, certificate))
+        done = _deed(certificate.issued_at, "renew", client, f"{client} has a new certificate")
+        self._change((ended, (until, client)), *self._issue(client, certificate), deed=done)
 
     def revoke(self, client: str, now: float) -> None:
         """Shut a client out; all its certificates end."""
@@ -119,7 +123,8 @@ class Members:
         revoked = ("UPDATE members SET revoked_at = ? WHERE client = ?", (now, client))
         ended = "UPDATE certificates SET ends_at = min(ends_at, issued_at, ?) WHERE client = ?"
         keys = ("UPDATE keys SET revoked = 1 WHERE client = ?", (client,))
-        self._change(revoked, (ended, (now, client)), keys)
+        done = _deed(now, "revoke", client, f"{client} is shut out: its certificates and its signature count no more")
+        self._change(revoked, (ended, (now, client)), keys, deed=done)
 
     def keeper(self, key: str) -> tuple[str, bool] | None:
         """Who had the key of this digest first, and whether it was revoked; None for one never seen."""
@@ -152,16 +157,22 @@ class Members:
         text = "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)"
         return [(text, row), *_kept(client, issued.keys)]
 
-    def _change(self, *statements: _Statement) -> None:
+    def _change(self, *statements: _Statement, deed: Deed | None = None) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             for text, values in statements:
                 self._db.execute(text, values)
+            if deed is not None:
+                Deeds(self._db).add(deed)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise SettingsError(f"the table of members can't be written ({error}); nothing was changed") from error
+
+
+def _deed(at: float, verb: str, client: str, detail: str) -> Deed:
+    return Deed(at, who_is(os.getpid(), os.getuid()), verb, client, detail)
 
 
 def _kept(client: str, keys: Iterable[str], *, revoked: bool = False) -> list[_Statement]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import pwd
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 
 KEPT = 1000
 """Deeds; the journal keeps them longer."""
+_NOBODY = (1 << 32) - 1
 
 DEEDS_TABLE = """
 CREATE TABLE IF NOT EXISTS deeds (
@@ -62,3 +66,19 @@ class Deeds:
     def told(self, number: int) -> None:
         """The journal knows this one."""
         self._db.execute("UPDATE deeds SET told = 1 WHERE id = ?", (number,))
+
+
+def who_is(pid: int, uid: int) -> str:
+    """Return a name for the journal: of the user, and of the one who had logged in if that is another."""
+    with contextlib.suppress(OSError, ValueError):
+        login = int(Path(f"/proc/{pid}/loginuid").read_text())
+        if login not in {uid, _NOBODY}:
+            return f"{_user(login)} as {_user(uid)}"
+    return _user(uid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

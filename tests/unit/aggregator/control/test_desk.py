@@ -400,6 +400,8 @@ def test_who_is_revoked_counts_no_more_in_the_open_round_and_the_round_waits_for
     assert set(fleet.store.uploads(index)) == {"cam-1"}
     (withdrawn,) = events(fleet, "upload withdrawn")
     assert (withdrawn["client"], withdrawn["round"]) == ("cam-3", index)
+    deeds = [(event["verb"], event["client"]) for event in events(fleet, "operator")]
+    assert deeds == [("enroll", "cam-1"), ("enroll", "cam-2"), ("enroll", "cam-3"), ("revoke", "cam-3")]
     assert events(fleet, "other device") == [], "it is the same device, and revoked"
     for verb in (Exclude("cam-3"), Readmit("cam-3"), RollBack("cam-3")):
         with pytest.raises(VerbRefused, match="cam-3 is revoked; `aggregator enroll cam-3`"):
