@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from replayfleet.aggregator.control.command import COMMANDS
 from replayfleet.aggregator.control.listing import clients, history
 from replayfleet.aggregator.members.command import enroll, renew, revoke
 from replayfleet.aggregator.settings import AggregatorSettings
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
-from replayfleet.federation.service.command import run_command, say, with_settings
+from replayfleet.federation.service.command import ASKS, agreed, run_command, say, with_settings
 from replayfleet.federation.service.words import visible
 
 
@@ -111,8 +110,8 @@ def restore(backup: Path, data_dir: Path, *, replace: bool, as_spare: bool) -> N
 @cli.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@ASKS[0]
+@ASKS[1]
 def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: bool) -> None:
     """Let the fleet learn the classes NAME too, beside those that it began with.
 
@@ -128,13 +127,8 @@ def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: boo
         text, runs = control.add_classes(names, only_plan=True).text, True
     except ConnectionError:
         text, runs = add_classes(data_dir, names, who, at, only_plan=True).text, False
-    click.echo(visible(text))
-    if dry_run:
+    if not agreed(text, yes=yes, dry_run=dry_run):
         return
-    if not yes:
-        if not sys.stdin.isatty():
-            raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
-        click.confirm("Go on?", abort=True)
     if runs:
         control.add_classes(names)
         wait_until_known(data_dir, names)

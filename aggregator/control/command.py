@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +38,7 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.help_groups import HELP, GroupedCommand, Program
 from replayfleet.federation.paths import FOLDER
+from replayfleet.federation.service.command import ASKS, agreed
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY
 
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     from replayfleet.aggregator.store import AggregatorStore
 
 DATA_DIR = click.option("--data-dir", type=FOLDER, required=True, help="The data dir of `aggregator serve`.")
-_OPTIONS = (
-    DATA_DIR,
-    click.option("--yes", is_flag=True, help="Don't ask."),
-    click.option("--dry-run", is_flag=True, help="Only say what would happen."),
-)
 
 
 def _verb(**words: Any) -> Callable[[Callable[..., Verb]], click.Command]:
@@ -66,7 +61,7 @@ def _verb(**words: Any) -> Callable[[Callable[..., Verb]], click.Command]:
             perform(verb, data_dir, yes=yes, dry_run=dry_run)
 
         made: Callable[..., None] = run
-        for option in reversed(_OPTIONS):
+        for option in reversed((DATA_DIR, *ASKS)):
             made = option(made)
         return click.command(cls=GroupedCommand, **words)(made)
 
@@ -81,13 +76,8 @@ def perform(verb: Verb, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
         VerbRefused: It can't be done; nothing was changed.
     """
     with _reached(verb, data_dir) as (plan, do):
-        click.echo(visible(plan.text))
-        if dry_run:
+        if not agreed(plan.text, yes=yes, dry_run=dry_run):
             return
-        if not yes:
-            if not sys.stdin.isatty():
-                raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
-            click.confirm("Go on?", abort=True)
         done = do()
     if done.text != plan.text:
         click.echo(visible(f"the fleet had changed meanwhile: {done.text}"))

@@ -10,6 +10,7 @@ import click
 
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.paths import ANY_PATH, FOLDER
+from replayfleet.federation.service.command import ASKS, agreed
 from replayfleet.federation.service.words import visible
 
 if TYPE_CHECKING:
@@ -81,11 +82,21 @@ def renew(client: str, data_dir: Path, overlap_days: int, **terms: Any) -> None:
 @click.command(cls=GroupedCommand)
 @click.argument("client")
 @_DATA_DIR
-def revoke(client: str, data_dir: Path) -> None:
+@ASKS[0]
+@ASKS[1]
+def revoke(client: str, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
     """Shut CLIENT out: its certificates and its signature count no more."""
     from replayfleet.aggregator.members.enrolment import check_client, opened
 
     check_client(client)
+    with opened(data_dir) as registry:
+        registry.member(client)
+    plan = (
+        f"{client} is shut out: its certificates and its signature count no more, and its upload of the open round is "
+        f"taken out; `aggregator enroll {client}` takes it in again, with other keys"
+    )
+    if not agreed(plan, yes=yes, dry_run=dry_run):  # nobody waits for the lock while somebody thinks
+        return
     with opened(data_dir) as registry:
         _tell(registry.revoke(client), f"{client} is revoked")
 

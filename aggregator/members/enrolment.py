@@ -155,7 +155,7 @@ class Registry:
         Raises:
             SettingsError: It is no member, or what it brings can't be used; nothing was changed.
         """
-        self._member(client)
+        self.member(client)
         written, issued = self._made(client, terms, renews=True)
         self._table.renew(client, issued, (self._now + timedelta(days=overlap_days)).timestamp())
         return self._done(client, written, terms)
@@ -166,12 +166,24 @@ class Registry:
         Raises:
             SettingsError: It is no member.
         """
-        self._member(client)
+        self.member(client)
         if client not in _ROLES:
             self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
             self._store.withdraw(client)  # here too: whoever has its name next may be enrolled before the leader looks
         self._table.revoke(client, self._now.timestamp())
         return self._done(client, None, Terms())
+
+    def member(self, client: str) -> Member:
+        """One who belongs to the fleet.
+
+        Raises:
+            SettingsError: It doesn't.
+        """
+        found = self._table.get(client)
+        if found is None or found.revoked_at is not None:
+            is_what = "is no member of" if found is None else "is revoked already in"
+            raise SettingsError(f"{client} {is_what} fleet {self.fleet}; `aggregator enroll {client}` takes it in")
+        return found
 
     def members(self) -> tuple[Member, ...]:
         """Everybody who ever was enrolled."""
@@ -183,13 +195,6 @@ class Registry:
         if known <= _ROLES:
             return ()
         return tuple(client for client in self._store.clients() if client not in known)
-
-    def _member(self, client: str) -> Member:
-        found = self._table.get(client)
-        if found is None or found.revoked_at is not None:
-            is_what = "is no member of" if found is None else "is revoked already in"
-            raise SettingsError(f"{client} {is_what} fleet {self.fleet}; `aggregator enroll {client}` takes it in")
-        return found
 
     def _made(self, client: str, terms: Terms, *, renews: bool = False) -> tuple[Path, Issued]:
         """Write the identity folder, and remember the key that the member signs with."""

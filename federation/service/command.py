@@ -18,6 +18,11 @@ from replayfleet.federation.service.logs import EventLogger, writes_json
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 from replayfleet.federation.service.words import visible
 
+ASKS = (
+    click.option("--yes", is_flag=True, help="Don't ask."),
+    click.option("--dry-run", is_flag=True, help="Only say what would happen."),
+)
+"""Of commands that change something; ``agreed`` heeds them."""
 _METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
 
 
@@ -135,6 +140,22 @@ def fail(name: str, error: Exception) -> NoReturn:
     text, code = explained(name, error)
     say(name, text)
     sys.exit(code)
+
+
+def agreed(plan: str, *, yes: bool, dry_run: bool) -> bool:
+    """Say what will happen, and ask unless ``yes``; returns whether to do it.
+
+    Raises:
+        SettingsError: Nobody is there to ask.
+    """
+    click.echo(visible(plan))
+    if dry_run:
+        return False
+    if not yes:
+        if not sys.stdin.isatty():
+            raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
+        click.confirm("Go on?", abort=True)
+    return True
 
 
 def say(name: str, text: str) -> None:

@@ -198,7 +198,7 @@ def test_renewing_and_revoking_reach_the_broker_with_a_reload_and_end_nobody_els
     assert wait(lambda: not refused(broker, "cam-7", None))
     assert wait(lambda: refused(broker, "cam-7", former))
 
-    assert "reload" in command("revoke", "cam-7", "--data-dir", broker.data_dir)
+    assert "reload" in command("revoke", "cam-7", "--data-dir", broker.data_dir, "--yes")
     broker.reload()
     assert wait(lambda: refused(broker, "cam-7", None))
     new.publish(topic_of(FLEET, "up", "cam-7"), b"")

@@ -83,7 +83,7 @@ GOOD: dict[tuple[str, ...], tuple[str, ...]] = {
     ("aggregator", "serve"): SERVE[1:],
     ("aggregator", "enroll"): ENROLL[1:],
     ("aggregator", "renew"): ENROLL[1:],
-    ("aggregator", "revoke"): ENROLL[1:],
+    ("aggregator", "revoke"): (*ENROLL[1:], "--yes"),
     ("aggregator", "clients"): ENROLL[2:],
     ("edge-client", "start"): (*START[1:], "--data-dir", "data"),
     ("fleet-sim",): ("fedavg", "--out", "out"),

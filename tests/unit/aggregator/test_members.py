@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_renewed_member_has_two_certificates_for_a_while(tmp_path: Path) -> No
 def test_a_revoked_member_is_in_no_rule_and_its_signature_counts_no_more(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1", "cam-2")
     signs = AggregatorStore(tmp_path).signing_key("cam-1")
-    done = run("revoke", "cam-1", "--data-dir", tmp_path)
+    done = run("revoke", "cam-1", "--data-dir", tmp_path, "--yes")
     assert "cam-1 is revoked" in done.output
     assert "kill -HUP" in done.output
     assert named_in_rules(tmp_path) == {"aggregator", "cam-2"}
@@ -165,7 +166,7 @@ def test_who_was_revoked_while_the_clock_was_ahead_stays_revoked_and_nobody_else
 def test_a_renewed_member_that_is_revoked_has_no_certificate_that_counts(tmp_path: Path) -> None:
     run("enroll", "cam-1", "--data-dir", tmp_path)
     assert "the former one counts until" in run("renew", "cam-1", "--data-dir", tmp_path).output
-    assert "counts until" not in run("revoke", "cam-1", "--data-dir", tmp_path).output
+    assert "counts until" not in run("revoke", "cam-1", "--data-dir", tmp_path, "--yes").output
 
 
 def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     store = AggregatorStore(tmp_path)
     store.found(FleetSpec("street", "fedavg", {}, {}, 0), 0.0)
     assert store.accept_upload(Manifest("up", "street", "cam-1", 0, 1, ()), 7, 0)
-    assert "kill -HUP" in run("revoke", "cam-1", "--data-dir", tmp_path).output
+    assert "kill -HUP" in run("revoke", "cam-1", "--data-dir", tmp_path, "--yes").output
     again = run("enroll", "cam-1", "--data-dir", tmp_path)
     assert again.exit_code == 0
     assert "RESTART it" in again.output, "a reload leaves a connection that was made with the revoked certificate"
@@ -222,7 +223,7 @@ def test_keys_that_were_revoked_or_are_another_member_s_are_refused_and_those_of
 def test_who_is_enrolled_again_and_still_excluded_is_told_so(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1")
     assert run("exclude", "cam-1", "--data-dir", tmp_path, "--yes").exit_code == 0
-    assert run("revoke", "cam-1", "--data-dir", tmp_path).exit_code == 0
+    assert run("revoke", "cam-1", "--data-dir", tmp_path, "--yes").exit_code == 0
     again = "it is still excluded; `aggregator readmit cam-1`"
     assert again in run("enroll", "cam-1", "--data-dir", tmp_path).output
     assert again not in run("enroll", "cam-2", "--data-dir", tmp_path).output
@@ -231,7 +232,7 @@ def test_who_is_enrolled_again_and_still_excluded_is_told_so(tmp_path: Path) -> 
 def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1", "cam-2", "cam-3")
     run("renew", "cam-2", "--data-dir", tmp_path)
-    run("revoke", "cam-3", "--data-dir", tmp_path)
+    run("revoke", "cam-3", "--data-dir", tmp_path, "--yes")
     AggregatorStore(tmp_path).hold("cam-9", set())
     rows = json.loads(run("clients", "--data-dir", tmp_path, "--json").output)
     states = {row["client"]: row["state"] for row in rows}
@@ -276,7 +277,8 @@ def test_who_founds_a_fleet_is_told_so_first_and_nobody_else(tmp_path: Path) -> 
         (("enroll", "cam-2", "--fleet", "other"), "belongs to fleet 'yard'"),
         (("enroll", "cam-2", "--signing-key", "nowhere"), "expected a public key"),
         (("renew", "cam-2"), "is no member of fleet yard"),
-        (("revoke", "cam-2"), "is no member of fleet yard"),
+        (("revoke", "cam-2", "--dry-run"), "is no member of fleet yard"),
+        (("revoke", "cam-1"), "nobody is here to say yes"),
     ],
 )
 def test_what_can_t_be_is_one_line_and_changes_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -286,6 +288,25 @@ def test_what_can_t_be_is_one_line_and_changes_nothing(words: tuple[str, ...], s
     assert isinstance(refused.exception, SettingsError)
     assert says in str(refused.exception)
     assert json.loads(run("clients", "--data-dir", tmp_path, "--json").output) == before
+
+
+def test_who_is_to_be_revoked_is_asked_about_and_a_dry_run_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrolled(tmp_path, "cam-1")
+    assert "cam-1 is shut out: its certificates" in run("revoke", "cam-1", "--data-dir", tmp_path, "--dry-run").output
+    monkeypatch.setattr("replayfleet.federation.service.command.sys", SimpleNamespace(stdin=Terminal()))
+    assert CliRunner().invoke(cli, ["revoke", "cam-1", "--data-dir", str(tmp_path)], input="n\n").exit_code == 1
+    assert members(tmp_path) == {"aggregator", "cam-1"}
+    done = CliRunner().invoke(cli, ["revoke", "cam-1", "--data-dir", str(tmp_path)], input="y\n")
+    assert "cam-1 is revoked" in done.output
+    assert members(tmp_path) == {"aggregator"}
+
+
+class Terminal:
+    @staticmethod
+    def isatty() -> bool:
+        return True
 
 
 @pytest.mark.parametrize("command", [("renew", "cam-1"), ("revoke", "cam-1"), ("clients",)])
@@ -389,7 +410,7 @@ def test_a_command_that_is_killed_at_any_step_has_happened_or_hasn_t(command: st
         enrolled(folder, "cam-0", *(["cam-1"] if command != "enroll" else []))
         killed = in_a_child_that_dies(folder, command, step)
         assert members(folder) in POSSIBLE[command]
-        again = run(command, "cam-1", "--data-dir", folder)
+        again = run(command, "cam-1", "--data-dir", folder, *(["--yes"] if command == "revoke" else []))
         assert again.exit_code == 0 or "already" in str(again.exception) or "is no member" in str(again.exception)
         assert named_in_rules(folder) == members(folder)
         assert members(folder) == (WITHOUT if command == "revoke" else WITH)
@@ -434,7 +455,7 @@ def in_a_child_that_dies(folder: Path, command: str, step: int) -> bool:
             room.write_atomic = dying(room.write_atomic)  # type: ignore[attr-defined]
         enrolment.AggregatorStore.pin = dying(AggregatorStore.pin)  # type: ignore[method-assign]
         table.Members._change = dying(table.Members._change)  # type: ignore[method-assign]
-        words = [command, "cam-1", "--data-dir", str(folder)]
+        words = [command, "cam-1", "--data-dir", str(folder), *(["--yes"] if command == "revoke" else [])]
         code = 7
         try:
             cli.main(words, standalone_mode=False)
