@@ -28,7 +28,7 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, Somebody
 from replayfleet.federation.service.web.guard import COOKIE, Refused, body_of, is_ours, who_asks
-from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY, check
+from replayfleet.federation.wire.protocol.limits import check
 
 MAX_BODY_BYTES = 16 * 1024
 _STATUS = {MalformedMessage: 400, VerbRefused: 409, ConnectionError: 503}
@@ -143,8 +143,6 @@ class Operating:
 
 def _verb_of(fields: Mapping[str, str]) -> Verb:
     given: dict[str, object] = {name: fields[name] for name in _FIELDS if fields.get(name)}
-    if given.get("client") == ALL:
-        given["client"] = EVERYBODY
     if "to" in given:
         given["to"] = parse_version(str(given["to"]))
     if "by_s" in given:

@@ -40,7 +40,6 @@ from replayfleet.federation.help_groups import HELP, GroupedCommand, Program
 from replayfleet.federation.paths import FOLDER
 from replayfleet.federation.service.command import ASKS, agreed
 from replayfleet.federation.service.words import visible
-from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY
 
 if TYPE_CHECKING:
     from replayfleet.aggregator.store import AggregatorStore
@@ -179,7 +178,7 @@ def rollback(client: str, to: str | None) -> Verb:
     The content before the present one is kept, and one more. The next round's models follow as usual; `aggregator
     pause` keeps them back.
     """
-    return RollBack(EVERYBODY if client == ALL else client, None if to is None else parse_version(to))
+    return RollBack(client, None if to is None else parse_version(to))
 
 
 @click.group("round", cls=Program, context_settings=HELP)

@@ -92,6 +92,7 @@ class ControlDesk:
             VerbRefused: It can't be done; nothing was changed.
             MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
+        verb = check_verb(verb)
         plan = self.plan(verb)
         deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), plan.text)
         try:

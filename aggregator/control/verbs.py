@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from replayfleet.federation.errors import UNREADABLE, MalformedMessage, ReplayfleetError
-from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_COUNTER, check, check_id
+from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY, MAX_COUNTER, check, check_id
 from replayfleet.federation.wire.protocol.messages import COUNTER_BITS
 
 MAX_VERB_BYTES = 4096
@@ -109,14 +109,16 @@ def decode_verb(data: bytes) -> Verb:
 
 
 def check_verb(verb: Verb) -> Verb:
-    """Return a verb whose fields can be used.
+    """Return a verb whose fields can be used; ``all`` means ``*``.
 
     Raises:
         MalformedMessage: They can't.
     """
     match verb:
         case RollBack(client, to):
-            if client != EVERYBODY:
+            if client == ALL:
+                verb = msgspec.structs.replace(verb, client=EVERYBODY)
+            elif client != EVERYBODY:
                 check_id(client, "client id")
             check(to is None or 0 < to <= MAX_COUNTER, f"version {to}, expected one that was given")
         case Exclude(client) | Readmit(client):

@@ -502,6 +502,12 @@ def test_what_is_no_verb_is_one_documented_error(data: bytes) -> None:
         decode_verb(data)
 
 
+def test_all_means_every_client_to_a_program_too() -> None:
+    assert decode_verb(b'{"verb": "rollback", "client": "all"}') == RollBack("*")
+    with pytest.raises(MalformedMessage, match="means every client"):
+        decode_verb(b'{"verb": "exclude", "client": "all"}')
+
+
 @pytest.mark.parametrize(("text", "version"), [("7", 7), ("2/7", (2 << 32) + 7)])
 def test_a_version_is_written_as_it_is_shown(text: str, version: int) -> None:
     assert parse_version(text) == version
