@@ -150,7 +150,7 @@ class Coordinator:
             self._announce(now)
         if parts.arriving.litter_bytes > (0 if parts.disk.problem else MAX_LITTER_BYTES):
             self._collect_due = True
-        if self._collect_due and parts.jobs.idle and parts.disk.settled:
+        if self._collect_due and parts.jobs.idle and parts.disk.settled and parts.disk.is_there():
             self._collect_due = False
             self._collect()
 
@@ -399,6 +399,9 @@ class Coordinator:
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
+        if not all(map(parts.blobs.has, result.state.digests())):  # they lie in a folder that replaced our data dir
+            self._aggregate()
+            return
         # Methods make a download for each client of their state. Who is enrolled again gets one as a newcomer does.
         drafts = {client: draft for client, draft in result.drafts.items() if not parts.store.shut_out(client)}
         result = dataclasses.replace(result, drafts=drafts)

@@ -28,6 +28,9 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 class BlobStore(Blobs, Protocol):
     """A blob store that can forget."""
 
+    def has(self, digest: str) -> bool:
+        """Whether a blob is there."""
+
     def collect(self, keep: set[str]) -> int:
         """Delete every blob not in ``keep``; returns how many."""
 

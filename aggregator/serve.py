@@ -82,6 +82,7 @@ def serve(settings: AggregatorSettings) -> bool:
                 jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
                 certificate=settings.tls().certificate_file,
                 claims=claims,
+                lock=data_dir.lock,
             )
             health.answer(service.health)
             public.answer(service.health)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import threading
 import time
@@ -79,13 +80,14 @@ class AggregatorService:
         keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
         certificate: the aggregator's certificate file, whose end is told in time; None: none.
         claims: a store through which large transfers go; None: all goes over the broker.
+        lock: of the data dir, so that it is noticed if the folder is replaced.
 
     Raises:
         SettingsError: The data dir is of a fleet with another spec.
         ArtefactRejected: The fleet's models can't be exported.
     """
 
-    def __init__(  # noqa: PLR0913  # the last seven have defaults
+    def __init__(  # noqa: PLR0913  # the last nine have defaults
         self,
         fleet: Fleet,
         folder: Path,
@@ -99,10 +101,11 @@ class AggregatorService:
         keys: Path | None = None,
         certificate: Path | None = None,
         claims: ClaimStore | None = None,
+        lock: os.stat_result | None = None,
     ) -> None:
         self._clock = clock
         metrics = metrics or Metrics()
-        disk = Disk(folder, "uploads wait", clock())
+        disk = Disk(folder, "uploads wait", clock(), lock=lock)
         releases = Releases(keys or folder / KEYS)
         self.loop = Loop(
             self, clock, inbox=FairInbox(work=WORK), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
@@ -257,7 +260,8 @@ class AggregatorService:
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
         if topic.endswith(f"/{CHANNEL}"):
-            self._thumbnails.take(topic, payload, now)
+            if not self.loop.disk.problem:
+                self._thumbnails.take(topic, payload, now)
         else:
             self.coordinator.on_message(topic, payload, now)
 

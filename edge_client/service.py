@@ -98,9 +98,10 @@ class ClientService:
         claims: a store through which large transfers go; None: all goes over the broker.
         keys: folder with this client's ``signing.key``, made at first use, and the fleet's ``root.json`` if the device
             was given one; ``keys`` in the data dir unless given.
+        lock: of the data dir, so that it is noticed if the folder is replaced.
     """
 
-    def __init__(  # noqa: PLR0913  # the last five have defaults
+    def __init__(  # noqa: PLR0913  # the last seven have defaults
         self,
         identity: Identity,
         folder: Path,
@@ -113,6 +114,7 @@ class ClientService:
         keys: Path | None = None,
         certificate: Path | None = None,
         claims: ClaimStore | None = None,
+        lock: os.stat_result | None = None,
     ) -> None:
         self._identity = identity
         self._claims = claims
@@ -124,7 +126,7 @@ class ClientService:
         """Called on the serving thread with every picture and its prediction; must be quick."""
         keys = keys or folder / KEYS
         self._signer = Signer(signing_key(keys))
-        self._disk = Disk(folder, "serving goes on, training waits", clock())
+        self._disk = Disk(folder, "serving goes on, training waits", clock(), lock=lock)
         self.loop = Loop(
             self,
             clock,
@@ -457,6 +459,8 @@ class ClientService:
         metrics.disk_problem.set(float(bool(self._disk.problem)))
         metrics.restarts.set(self._parts.training.num_restarts)
         metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
+        if not self._disk.is_there():
+            return
         try:
             temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
             temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")

@@ -81,6 +81,7 @@ def start(settings: ClientSettings) -> bool:
             keys=settings.identity,
             certificate=settings.tls().certificate_file,
             claims=claims,
+            lock=data_dir.lock,
         )
         desk = service.desk
         public.answer(service.status)

@@ -296,7 +296,7 @@ class DownloadDesk:
 
     def collect_if_due(self) -> None:
         """Delete blobs that nothing needs any more, once after every swap; call while no training runs."""
-        if not self._collect_due:
+        if not (self._collect_due and self._parts.disk.is_there()):
             return
         self._collect_due = False
         parts = self._parts

@@ -19,14 +19,20 @@ FORMAT_VERSION = 1
 MARKER = "fleet.json"
 STATUS_FILE = "status.json"
 """Of a client."""
-_LOCK = "lock"
+LOCK = "lock"
 
 
 class DataDir:
-    """A claimed data dir; ``close`` (or ``with``) gives it back. A killed process gives it back by itself."""
+    """A claimed data dir; ``close`` (or ``with``) gives it back. A killed process gives it back by itself.
+
+    Attributes:
+        path: the folder.
+        lock: the lock file that is held; another one at the path means that the folder was replaced.
+    """
 
     def __init__(self, path: Path, lock_handle: int) -> None:
         self.path = path
+        self.lock = os.fstat(lock_handle)
         self._lock_handle: int | None = lock_handle
 
     def close(self) -> None:
@@ -62,7 +68,7 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
         read_owner(path, claimed)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         reason = error.strerror or str(error)
         raise SettingsError(f"data dir {path}: not writable ({reason}); choose another with --data-dir") from error

@@ -7,6 +7,7 @@ tried again; what can be repeated is refused as busy. Only damage ends a service
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.data_dir import MARKER
+from replayfleet.federation.service.data_dir import LOCK, MARKER
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -56,11 +57,17 @@ _SQLITE_WORDS |= {"unable to open": errno.EIO, "locked": errno.EBUSY}
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is of a data dir's disk; ``gone``: the data dir isn't there."""
+    """What there is of a data dir's disk.
+
+    Attributes:
+        gone: the data dir isn't there.
+        replaced: something else is in its place, or its lock was removed.
+    """
 
     free_bytes: int
     total_bytes: int
     gone: bool = False
+    replaced: bool = False
 
 
 def disk_errno(error: BaseException) -> int | None:
@@ -92,6 +99,10 @@ def is_damage(error: BaseException) -> bool:
 
 def in_words(number: int, room: Room, folder: Path) -> str:
     """Return what is wrong with a disk, for log, health and status."""
+    if room.replaced:
+        return (
+            f"data dir {folder} was replaced, or its {LOCK} removed, while this runs; put the old one back, or restart"
+        )
     if room.gone:
         return f"data dir {folder} is gone; put it back, or start anew"
     if number in _FULL:
@@ -109,17 +120,25 @@ class Disk:
         waits: what waits while the disk takes nothing; stands in every message.
         now: the loop's clock, in seconds.
         room: looks at the disk; may raise OSError.
+        lock: of the claimed data dir (``DataDir.lock``); None: nobody asks whether it was replaced.
 
     Attributes:
         problem: why nothing is written, in words; empty if all is well.
     """
 
-    def __init__(self, folder: Path, waits: str, now: float, room: Callable[[], Room] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        waits: str,
+        now: float,
+        room: Callable[[], Room] | None = None,
+        lock: os.stat_result | None = None,
+    ) -> None:
         self._folder = folder
         self._waits = waits
         # Without its marker it is another folder of that name: the place where a disk was mounted, for example.
         marker = folder / MARKER
-        self._room = room or partial(room_of, folder, marker if marker.exists() else folder)
+        self._room = room or partial(room_of, folder, marker if marker.exists() else folder, lock)
         self._backoff = Backoff(FIRST_TRY_S, LONGEST_WAIT_S)
         self._later: deque[Callable[[float], None]] = deque()
         self._now = self._since = self._try_at = now
@@ -162,6 +181,7 @@ class Disk:
         """
         self._later.append(work)
         if len(self._later) == 1:
+            self.is_there()
             self._work_off()
 
     def tick(self, now: float) -> bool:
@@ -170,7 +190,7 @@ class Disk:
         if not self.problem:
             if now >= self._look_at:
                 self._look_at = now + LOOK_EVERY_S
-                self._watch()
+                self.is_there()
             return False
         if now < self._try_at:
             return False
@@ -199,6 +219,19 @@ class Disk:
                 raise
             self._later.popleft()
 
+    def is_there(self) -> bool:
+        """Look before anything fails: a disk that is nearly full, and a data dir that somebody took away or replaced.
+
+        Returns:
+            Whether the folder is still our data dir.
+        """
+        room = self._look()
+        if room.gone:
+            self._note(in_words(errno.ENOENT, room, self._folder), "")
+        elif room.total_bytes > 0 and room.free_bytes < min(LEAST_ROOM_BYTES, room.total_bytes // 2):
+            self._note(in_words(errno.ENOSPC, room, self._folder), "")
+        return not room.gone
+
     def _note(self, words: str, error: object) -> None:
         words = f"{words}; {self._waits}"
         if not self.problem:
@@ -212,14 +245,6 @@ class Disk:
             return self._room()
         except OSError:
             return Room(0, 0)
-
-    def _watch(self) -> None:
-        """Look before anything fails: a disk that is nearly full, and a data dir that somebody took away."""
-        room = self._look()
-        if room.gone:
-            self._note(in_words(errno.ENOENT, room, self._folder), "")
-        elif room.total_bytes > 0 and room.free_bytes < min(LEAST_ROOM_BYTES, room.total_bytes // 2):
-            self._note(in_words(errno.ENOSPC, room, self._folder), "")
 
     def _probe(self) -> None:
         """Write something.
@@ -238,14 +263,20 @@ class Disk:
         path.unlink()
 
 
-def room_of(folder: Path, sign: Path) -> Room:
-    """Look at the disk of a folder, which is gone without its ``sign``.
+def room_of(folder: Path, sign: Path, lock: os.stat_result | None = None) -> Room:
+    """Look at the disk of a folder, which is gone without its ``sign``, and was replaced if its lock isn't ``lock``.
 
     Raises:
         OSError: The disk doesn't answer.
     """
     if not sign.exists():
         return Room(0, 0, gone=True)
+    try:
+        replaced = lock is not None and not os.path.samestat(lock, (folder / LOCK).stat())
+    except FileNotFoundError:
+        replaced = True
+    if replaced:
+        return Room(0, 0, gone=True, replaced=True)
     usage = shutil.disk_usage(folder)
     return Room(usage.free, usage.total)
 

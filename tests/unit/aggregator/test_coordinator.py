@@ -195,6 +195,7 @@ class Desk:
         self.courier, self.jobs, self.aggregation, self.journal = Courier(), Jobs(), Aggregation(), Journal()
         self.announced: list[Announcement] = []
         self.collected: list[set[str]] = []
+        self.lost: set[str] = set()
         self.presence = PresenceTable()
         self.disk = Disk(folder, "uploads wait", 0.0)
         place = (self.store.epoch(), self.store.round().index)
@@ -206,7 +207,7 @@ class Desk:
             gate=Gate("street", {}.get, Caps(max_clients=self.max_clients)),
             store=self.store,
             disk=self.disk,
-            blobs=cast("Any", SimpleNamespace(collect=lambda keep: self.collected.append(keep) or 0)),
+            blobs=cast("Any", self),
             courier=cast("Any", self.courier),
             aggregation=cast("Any", self.aggregation),
             jobs=cast("Any", self.jobs),
@@ -224,6 +225,13 @@ class Desk:
         )
         self.coordinator = Coordinator(parts, 0.0)
         self.coordinator.start(0.0)
+
+    def collect(self, keep: set[str]) -> int:
+        self.collected.append(keep)
+        return 0
+
+    def has(self, digest: str) -> bool:
+        return digest not in self.lost
 
     def restarted(self) -> Desk:
         self.store.close()
@@ -722,6 +730,31 @@ def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_
     desk.coordinator.tick(20.0)
     desk.jobs.run(20.0)
     assert desk.coordinator.rounds.index == 1
+
+
+def test_a_round_whose_blobs_went_to_another_folder_is_aggregated_again(desk: Desk) -> None:
+    """While the data dir was replaced they were written there: a commit would name what nobody has."""
+    disk = FullDisk(desk, "commit_round")
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    desk.lost.add("cc" * 32)
+    disk.full = False
+    desk.coordinator.tick(8.0)
+    assert desk.store.round().index == 0
+    desk.lost.clear()
+    desk.jobs.run(8.0)
+    assert (desk.store.round().index, len(desk.aggregation.ran)) == (1, 2)
+
+
+def test_nothing_is_collected_in_a_folder_that_replaced_the_data_dir(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk.disk, "is_there", lambda: False)
+    desk.coordinator.tick(1.0)
+    assert desk.collected == []
+    monkeypatch.undo()
+    desk.coordinator.tick(2.0)
+    assert len(desk.collected) == 1
 
 
 def test_blobs_of_a_round_that_waits_for_its_commit_are_not_collected(desk: Desk) -> None:

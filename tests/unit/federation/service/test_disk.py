@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.disk import LEAST_ROOM_BYTES, LOOK_EVERY_S, Disk, Room, disk_errno, room_of
 
 PLENTY = Room(10 << 30, 20 << 30)
@@ -152,6 +154,38 @@ def test_a_nearly_full_disk_and_a_folder_that_is_gone_are_seen_before_anything_i
     assert disk.problem == f"data dir {folder} is gone; put it back, or start anew; training waits"
     (folder / "fleet.json").touch()
     assert any(disk.tick(LOOK_EVERY_S + n) for n in range(10))
+
+
+def test_nothing_is_written_to_a_copy_in_the_place_of_the_data_dir_until_the_right_one_is_back(tmp_path: Path):
+    folder, away, copy, done = tmp_path / "data", tmp_path / "away", tmp_path / "copy", []
+    with claim_data_dir(folder, fleet="f", role="aggregator") as claimed:
+        disk = Disk(folder, "uploads wait", 0.0, lock=claimed.lock)
+        shutil.copytree(folder, copy)
+        folder.rename(away)
+        copy.rename(folder)
+        disk.do(done.append)
+        assert disk.problem == (
+            f"data dir {folder} was replaced, or its lock removed, while this runs; put the old one back, or restart; "
+            "uploads wait"
+        )
+        assert not any(disk.tick(float(n)) for n in range(10))
+        assert done == []
+        folder.rename(copy)
+        away.rename(folder)
+        assert any(disk.tick(float(n)) for n in range(10, 20))
+        assert len(done) == 1
+        assert sorted(path.name for path in copy.iterdir()) == ["fleet.json", "lock"]
+
+
+def test_a_data_dir_without_its_lock_may_get_a_second_owner(tmp_path: Path):
+    with claim_data_dir(tmp_path, fleet="f", role="client") as claimed:
+        disk = Disk(tmp_path, "training waits", 0.0, lock=claimed.lock)
+        assert disk.is_there()
+        (tmp_path / "lock").unlink()
+        disk.tick(0.0)
+        assert "its lock removed" in disk.problem
+        with claim_data_dir(tmp_path, fleet="f", role="client"):
+            assert not any(disk.tick(float(n)) for n in range(10))
 
 
 def test_a_file_that_is_missing_is_no_problem_of_the_disk(watched: Watched):
