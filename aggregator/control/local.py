@@ -5,6 +5,7 @@ Sizes and times are bounded, and whatever bytes come end nothing but their conne
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import socketserver
@@ -45,6 +46,7 @@ class LocalSocket:
             try:
                 (folder / SOCKET).unlink(missing_ok=True)
                 self._server = _Server(str(place / SOCKET), control)
+                self._bound = (folder / SOCKET).lstat()
             except OSError as error:
                 raise SettingsError(f"{folder / SOCKET}: no socket can be made ({error.strerror or error})") from error
         self._path = folder / SOCKET
@@ -52,10 +54,12 @@ class LocalSocket:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close it and take it away. Idempotent."""
+        """Close it and take it away, unless another process has put its own there. Idempotent."""
         self._server.shutdown()
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self._path.lstat(), self._bound):
+                self._path.unlink()
         self._server.server_close()
-        self._path.unlink(missing_ok=True)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
