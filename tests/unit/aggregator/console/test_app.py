@@ -10,6 +10,7 @@ from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
+from replayfleet.federation.service.web.hosts import means_this_machine
 from tests.support.asking import ask
 from tests.support.watched_fleet import BEGAN, watched_fleet
 
@@ -126,3 +127,6 @@ def test_a_data_dir_that_cant_be_read_is_said(tmp_path: Path) -> None:
 
 def test_hosts() -> None:
     assert [host_of(text) for text in ("A.b:80", "a.b", "[::1]:80", "[::1]")] == ["a.b", "a.b", "::1", "::1"]
+    for text in ("127.0.0.1:24095.evil.example", "[::1].evil.example", "[::1]:80.evil.example", "::1:80"):
+        assert host_of(text) == text, "it is no name of ours"
+        assert not means_this_machine(text)
