@@ -41,7 +41,7 @@ from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.methods.kit.promises import remembered_layout
-from replayfleet.federation.service.credentials.certificates import CertificateEnd
+from replayfleet.federation.service.credentials.certificates import CertificateTimes
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.task import task_of
@@ -78,7 +78,7 @@ class AggregatorService:
         listeners: told every event of the journal besides, also those that it leaves out.
         jobs: makes the worker, given where outcomes go.
         keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
-        certificate: the aggregator's certificate file, whose end is told in time; None: none.
+        certificate: the aggregator's certificate file, whose beginning and end are watched; None: none.
         claims: a store through which large transfers go; None: all goes over the broker.
         lock: of the data dir, so that it is noticed if the folder is replaced.
 
@@ -178,7 +178,7 @@ class AggregatorService:
         self._parts.courier.follow(leadership.instance)
         self.coordinator = Coordinator(self._parts, clock())
         self._waits, self._looked_at = Waits(PATIENCE), float("-inf")
-        self._certificate = CertificateEnd(certificate)
+        self._certificate = CertificateTimes(certificate)
         self.growth: tuple[tuple[str, ...], str] | None = None
         """Classes that the fleet is to learn too, and who asked for it: whoever runs this service begins anew."""
         self.control = Control(self.loop.put, self.coordinator.control, self._look, self._grow)
@@ -329,6 +329,7 @@ class AggregatorService:
             broker=self.loop.broker,
             refusal=self.loop.refusal,
             certificate_left_s=self._certificate.left_s(now, self._parts.wall_clock()),
+            too_early=self._certificate.too_early(now, self._parts.wall_clock()),
         )
         for wait in self._waits.note(fleet_waits(facts), now):
             _log.info("waits", reason=wait.reason.value, why=wait.text)

@@ -36,7 +36,7 @@ from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.edge_client.sync.trust import FOLDER, FleetTrust
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.credentials.certificates import CertificateEnd
+from replayfleet.federation.service.credentials.certificates import CertificateTimes
 from replayfleet.federation.service.credentials.keys import KEYS, ROOT, signing_key
 from replayfleet.federation.service.data_dir import STATUS_FILE
 from replayfleet.federation.service.disk import Disk
@@ -94,7 +94,7 @@ class ClientService:
         metrics: what ``/metrics`` shows.
         spawn: starts a training process, given where its events go.
         clock: seconds; never runs backwards.
-        certificate: its certificate file, whose end is told in time; None: none.
+        certificate: its certificate file, whose beginning and end are watched; None: none.
         claims: a store through which large transfers go; None: all goes over the broker.
         keys: folder with this client's ``signing.key``, made at first use, and the fleet's ``root.json`` if the device
             was given one; ``keys`` in the data dir unless given.
@@ -140,7 +140,7 @@ class ClientService:
         self._slot = ModelSlot()
         self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
         self._status_at = self._looked_at = float("-inf")
-        self._waits, self._fleet_clock, self._certificate = Waits(PATIENCE), FleetClock(), CertificateEnd(certificate)
+        self._waits, self._fleet_clock, self._certificate = Waits(PATIENCE), FleetClock(), CertificateTimes(certificate)
         self._asked: Callable[[bytes, float], None] = _shares_nothing
         self._feedback_topic = topic_of(identity.fleet, "feedback", identity.client_id)
         self._presence = PresenceClock(
@@ -366,6 +366,7 @@ class ClientService:
             upload_problem=client.upload_problem,
             clock_ahead_s=self._fleet_clock.ahead_s,
             certificate_left_s=self._certificate.left_s(now, wall_s),
+            too_early=self._certificate.too_early(now, wall_s),
         )
         for wait in self._waits.note(waits(facts), now):
             log.info("waits", reason=wait.reason.value, why=wait.text)

@@ -32,6 +32,7 @@ class Why(str, enum.Enum):
     CLOCK_WRONG = "clock-wrong"
     CERTIFICATE_ENDS = "certificate-ends"
     CERTIFICATE_ENDED = "certificate-ended"
+    CERTIFICATE_EARLY = "certificate-early"
     NEVER_SEEN = "never-seen"
     OFFLINE = "offline"
     UPLOAD = "upload"
@@ -133,6 +134,7 @@ class MemberFacts:
         refusal: what the broker has against it; empty: nothing.
         disk: why nothing is written; empty if all is well.
         certificate_left_s: seconds until its certificate ends; None where it has none.
+        too_early: from when its certificate counts and what its clock says, in words; empty if it does already.
         paused: whether an operator paused the fleet.
         rests_s: seconds until the round is due, when last heard of; 0 if it is, infinite where no clock says when.
         begins: when it begins, in words that follow "it begins".
@@ -144,12 +146,14 @@ class MemberFacts:
     refusal: str = ""
     disk: str = ""
     certificate_left_s: float | None = None
+    too_early: str = ""
     paused: bool = False
     rests_s: float = 0.0
     begins: str = "when the aggregator says so; its status says what it waits for"
 
 
 COMMON_PATIENCE = {
+    Why.CERTIFICATE_EARLY: Patience(0, 0),
     Why.BROKER_REFUSES: Patience(0, 0),
     Why.NO_BROKER: Patience(10, 30),
     Why.CERTIFICATE_ENDED: Patience(0, 0),
@@ -174,7 +178,10 @@ def common_waits(facts: MemberFacts) -> Iterator[Wait]:
         text = f"the next round isn't due yet: it begins {facts.begins}"
         yield Wait(Why.NOT_DUE, text)
     left_s, renew = facts.certificate_left_s, f"`aggregator renew {facts.member}`"
-    if left_s is not None and left_s <= 0:
+    if facts.too_early:
+        text = f"its certificate is {facts.too_early}: set it (timedatectl set-ntp true)"
+        yield Wait(Why.CERTIFICATE_EARLY, f"{text}, or if the clock is right, {renew}")
+    elif left_s is not None and left_s <= 0:
         yield Wait(Why.CERTIFICATE_ENDED, f"its certificate has ended, or its clock is wrong; {renew}")
     elif left_s is not None and left_s < SOON_S:
         yield Wait(Why.CERTIFICATE_ENDS, f"its certificate ends in {left_s / 86400:.0f} days; {renew}")

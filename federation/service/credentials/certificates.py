@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ def validities(pem: bytes) -> tuple[Validity, ...]:
     return _of_each(pem, _validity)
 
 
-class CertificateEnd:
-    """When a certificate file ends; it may be replaced while a service runs.
+class CertificateTimes:
+    """From when to when a certificate file holds; it may be replaced while a service runs.
 
     Args:
         path: the file; None: there is none.
@@ -50,7 +51,7 @@ class CertificateEnd:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._looked_at = float("-inf")
-        self._ends: float | None = None
+        self._valid: tuple[Validity, ...] = ()
 
     def left_s(self, now: float, wall_s: float) -> float | None:
         """Return how long it still counts.
@@ -62,14 +63,28 @@ class CertificateEnd:
         Returns:
             Seconds; None where there is no certificate, or it can't be read, which others tell.
         """
+        valid = self._read(now)
+        return min(each.ends.timestamp() for each in valid) - wall_s if valid else None
+
+    def too_early(self, now: float, wall_s: float) -> str:
+        """Return from when it counts and what time it is, in words; empty unless that is still to come."""
+        begins = max((each.begins for each in self._read(now)), default=None)
+        if begins is None or begins.timestamp() <= wall_s:
+            return ""
+        clock = shown(datetime.fromtimestamp(wall_s, timezone.utc))
+        return f"valid from {shown(begins)}; this device's clock says {clock}"
+
+    def _read(self, now: float) -> tuple[Validity, ...]:
         if self._path is not None and now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
-            try:
-                valid = validities(self._path.read_bytes())
-            except (OSError, MalformedMessage):
-                valid = ()
-            self._ends = min((each.ends.timestamp() for each in valid), default=None)
-        return None if self._ends is None else self._ends - wall_s
+            self._looked_at, self._valid = now, ()
+            with contextlib.suppress(OSError, MalformedMessage):
+                self._valid = validities(self._path.read_bytes())
+        return self._valid
+
+
+def shown(moment: datetime) -> str:
+    """Return a time as people read it."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def common_name(pem: bytes) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import secrets
 import stat
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.credentials.certificates import common_name, validities
+from replayfleet.federation.service.credentials.certificates import common_name, shown, validities
 from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
@@ -87,11 +86,13 @@ def concerns(folder: Path, now: float) -> list[str]:
             continue
         begins, ends = max(each.begins for each in valid), min(each.ends for each in valid)
         if now < begins.timestamp():
-            found.append(f"{folder / name} isn't valid before {_day(begins)}: this machine's clock is wrong")
+            found.append(f"{folder / name} isn't valid before {shown(begins)}: this machine's clock is wrong")
         elif now > ends.timestamp():
-            found.append(f"{folder / name} expired on {_day(ends)}, or this machine's clock is wrong: aggregator renew")
+            found.append(
+                f"{folder / name} expired on {shown(ends)}, or this machine's clock is wrong: aggregator renew"
+            )
         elif ends.timestamp() - now < SOON_S:
-            found.append(f"{folder / name} is valid until {_day(ends)} only: aggregator renew")
+            found.append(f"{folder / name} is valid until {shown(ends)} only: aggregator renew")
     for name in sorted(PRIVATE):
         path = folder / name
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
@@ -133,7 +134,3 @@ def session_secret(data_dir: Path, key_file: Path | None) -> bytes:
     if len(found) < _SESSION_KEY_BYTES:
         raise SettingsError(f"{path} is damaged; remove it, and a new one is made")
     return found
-
-
-def _day(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

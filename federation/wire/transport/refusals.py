@@ -25,7 +25,7 @@ _OF_CERTIFICATES = {
     "certificate revoked": f"it was revoked; {_ENROL}",
     "certificate expired": "it has expired; renew it (aggregator renew), and look at the broker's clock",
     "unknown ca": f"another authority signed it than the broker's; {_ENROL}",
-    "bad certificate": f"the broker can't verify it; {_ENROL}",
+    "bad certificate": f"the broker can't verify it, or the broker's clock is wrong; look at that, else {_ENROL}",
     "certificate required": "there is none; name one with --identity, or with --tls-cert and --tls-key",
 }
 CLOSED_UNANSWERED = "it closed the connection before it answered"

@@ -53,6 +53,12 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"clock_ahead_s": -3600.0}, Why.CLOCK_WRONG, "3600 s behind the aggregator's"),
     ({"certificate_left_s": 12.4 * 86400}, Why.CERTIFICATE_ENDS, "ends in 12 days; `aggregator renew cam-1`"),
     ({"certificate_left_s": -1.0}, Why.CERTIFICATE_ENDED, "has ended"),
+    (
+        {"too_early": "valid from 2026-11-28 08:00 UTC; this device's clock says 1970-01-01 00:01 UTC"},
+        Why.CERTIFICATE_EARLY,
+        "clock says 1970-01-01 00:01 UTC: set it (timedatectl set-ntp true), or if the clock is right, "
+        "`aggregator renew cam-1`",
+    ),
 ]
 
 
@@ -72,6 +78,8 @@ def test_every_reason_has_its_patience_and_the_first_is_why_the_rest_is_so() -> 
     assert {why for _, why, _ in CASES} == set(PATIENCE)
     found = waits(Facts(member="cam-1", connected=False, step=Step.WAIT_AGGREGATOR, certificate_left_s=-1.0))
     assert [wait.reason for wait in found] == [Why.NO_BROKER, Why.CERTIFICATE_ENDED]
+    found = waits(Facts(member="cam-1", refusal="bad certificate", certificate_left_s=9e9, too_early="valid from ..."))
+    assert [wait.reason for wait in found] == [Why.CERTIFICATE_EARLY, Why.BROKER_REFUSES]
 
 
 @pytest.mark.parametrize(
