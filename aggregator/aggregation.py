@@ -69,6 +69,7 @@ class RoundResult:
         weights: client -> client -> share in its personalised model, where the method says so.
         aggregate_s: seconds in ``method.aggregate``.
         publish_s: seconds for encoding, probing and rounding.
+        lost: those of ``quarantined`` whose upload was damaged on our own disk, which is no fault of theirs.
     """
 
     round: int
@@ -80,6 +81,7 @@ class RoundResult:
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
     publish_s: float
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -194,13 +196,13 @@ class Aggregation:
             OSError: The disk fails.
         """
         before, former = self._state(state), former or {}
-        candidates, quarantined = self._decoded(uploads)
+        candidates, damaged = self._decoded(uploads)
         for client_id in candidates:
             late = round_index - uploads[client_id].round
             if late:
                 newest = self._method.download_for(before, client_id, self._initial)
                 candidates[client_id] = drawn_back(self._method, candidates[client_id], newest, late)
-        quarantined |= self._screened(candidates, before)
+        quarantined = damaged | self._screened(candidates, before)
         left = {client_id: upload for client_id, upload in candidates.items() if client_id not in quarantined}
         errors: list[Exception] = []
 
@@ -248,6 +250,7 @@ class Aggregation:
             weights=result.weights,
             aggregate_s=result.aggregate_s,
             publish_s=result.publish_s + time.perf_counter() - published_at,
+            lost=frozenset(damaged),
         )
 
     def _rounded(

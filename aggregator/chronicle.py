@@ -86,7 +86,8 @@ class Chronicle:
             publish_s=round(result.publish_s, 3),
         )
         for client_id, reason in result.quarantined.items():
-            self._parts.journal.add("upload quarantined", client=client_id, round=result.round, detail=reason)
+            event = "upload lost" if client_id in result.lost else "upload quarantined"
+            self._parts.journal.add(event, client=client_id, round=result.round, detail=reason)
         for client_id, reason in result.kept.items():
             self._parts.journal.add("former model kept", client=client_id, round=result.round, detail=reason)
         for client_id, reason in result.exact.items():

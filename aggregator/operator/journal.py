@@ -31,6 +31,7 @@ _WARNINGS = frozenset(
         "client muted",
         "upload rejected",
         "upload quarantined",
+        "upload lost",
         "former model kept",
         "model not rounded",
         "round extended",

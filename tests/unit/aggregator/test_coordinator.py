@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import sqlite3
 from collections import Counter
@@ -730,6 +731,22 @@ def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_
     desk.coordinator.tick(20.0)
     desk.jobs.run(20.0)
     assert desk.coordinator.rounds.index == 1
+
+
+def test_an_upload_that_our_own_disk_lost_is_no_quarantine(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = desk.aggregation.run
+
+    def without(*words: Any) -> RoundResult:
+        left_out = {"a": "our own copy is damaged", "b": "implausible"}
+        return dataclasses.replace(run(*words), quarantined=left_out, lost=frozenset("a"))
+
+    monkeypatch.setattr(desk.aggregation, "run", without)
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    assert [line for line in desk.journal.lines if line in {"upload lost", "upload quarantined"}] == [
+        "upload lost",
+        "upload quarantined",
+    ]
 
 
 def test_a_round_whose_blobs_went_to_another_folder_is_aggregated_again(desk: Desk) -> None:

@@ -141,6 +141,16 @@ def test_after_a_late_upload_the_next_round_needs_no_file_of_it(name: str):
     assert aggregation.run(2, in_time, first.state, first.drafts).quarantined == {}
 
 
+def test_a_blob_that_vanished_from_our_own_disk_is_told_apart_from_what_a_client_did():
+    honest = fleet("fedavg")
+    broken = {**honest.uploads, "cam-3": scaled(1e4)(honest.uploads["cam-3"])}
+    aggregation, manifests = honest.prepared(broken)
+    del aggregation._blobs[manifests["cam-1"].blobs[0].digest]
+    result = aggregation.run(0, manifests, None)
+    assert (sorted(result.quarantined), result.lost) == (["cam-1", "cam-3"], {"cam-1"})
+    assert "the aggregator's own copy is damaged" in result.quarantined["cam-1"]
+
+
 def test_a_gpu_that_failed_is_asked_again_after_ever_longer_rests_until_it_works(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
