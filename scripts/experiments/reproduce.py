@@ -99,6 +99,7 @@ BLOCKS = (
         *("sub_generator=pca-mixture", "gate=false", "smooth_share=1", "detail_share=0.5"),
         methods=("pfedgrp", "fedavg-replay"),
     ),
+    _beside_pilot("gated", "pFedGRP-plus with pFedGRP's gate: each sub-generator learns once", "gate=true", **_PLUS),
     _beside_pilot(
         "ungated",
         "pFedGRP whose sub-generators learn in every round, as pFedGRP-plus's do: its gate lets each learn once here",
