@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.driving_folder import write_driving
 from support.inline_runs import Inline
@@ -263,3 +266,39 @@ def test_what_cannot_be_run_is_one_line_and_exit_code_2(
     given = ["driving-boxes", "--out", str(tmp_path / "out"), "--data-root", str(recording(tmp_path)), *words]
     assert fleet_sim(monkeypatch, *given, "--settings", "tiny") == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_forgetting_is_of_the_ends_of_tasks_and_late_accuracy_of_the_last_tenth_of_the_rounds():
+    made = finished(CROPS, {"task-1": 0.0}, {})
+    (record,) = made.rounds
+    (client,) = record.clients.values()
+    rounds = [
+        dataclasses.replace(
+            record, clients={"client-0": dataclasses.replace(client, accuracy_by_place={"1": t / 100, "2": 0.4})}
+        )
+        for t in (*range(10), *range(20, 30))
+    ]
+    run = {**made.run, "stream": {**made.run["stream"], "scenario": "rotated"}}
+    found = measured(msgspec.structs.replace(made, run=run, stream={"changes": [10]}, rounds=rounds), None)
+    assert found["TF"] == pytest.approx((9.0 - 29.0 + 40.0 - 40.0) / 2)
+    assert found["PAL"] == pytest.approx(((28.0 + 40.0) / 2 + (29.0 + 40.0) / 2) / 2)
+
+
+@pytest.mark.parametrize("folder", ["fedgp-rotated", "mfcl-sequential", "sdd-few-shot"])
+def test_committed_tables_are_what_their_raw_results_give(folder: str):
+    with tarfile.open(RESULTS / folder / "runs.tar.xz") as archive:
+        raw = {
+            member.name.removesuffix("/result.json"): msgspec.json.decode(
+                archive.extractfile(member).read(), type=Result
+            )
+            for member in archive.getmembers()
+        }
+    written = json.loads((RESULTS / folder / f"table-{folder}.json").read_text())
+    checked = 0
+    for cell in written["cells"]:
+        for seed, place in cell["runs"].items():
+            found = measured(raw[place.partition("/runs/")[2].join(("runs/", ""))], None)
+            for metric, ours in cell["ours"].items():
+                assert ours["values"][seed] == pytest.approx(found[metric]), (cell["method"], seed, metric)
+                checked += 1
+    assert checked >= 50
