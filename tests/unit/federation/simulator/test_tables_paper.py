@@ -56,7 +56,7 @@ def test_rows_and_columns_name_what_the_project_has(number: str):
         assert column.scenario in {*SCENARIOS, DRIVING, *TASK_BY_TASK}
         assert column.dataset in {*DATASETS, *BOX_DATASETS}
     for aim in table.aims:
-        assert {aim.method, aim.beside} <= {row.method for row in table.rows}
+        assert {aim.method, aim.beside} <= {name for row in table.rows for name in (row.method, row.label)}
         assert {aim.metric, aim.beside_metric or aim.metric} <= {*table.metrics, *table.also}
 
 
