@@ -113,7 +113,7 @@ class Chronicle:
     def _make_up_for_a_crash(self) -> None:
         """A crash between the commit and its line costs the line: write it from the store, durations unknown."""
         parts, last = self._parts, self._rounds.index - 1
-        if last < 0 or parts.journal.has(COMMITTED, round=last):
+        if last < 0 or last in parts.journal.numbers(COMMITTED, "round"):
             return
         manifests = [parts.store.download(client_id) for client_id in parts.store.clients()]
         current = [manifest for manifest in manifests if manifest is not None and manifest.round == self._rounds.index]

@@ -20,6 +20,7 @@ from replayfleet.aggregator.records.roll import expected_uploads
 from replayfleet.aggregator.rounds.machine import Decision, Phase, Rounds
 from replayfleet.aggregator.rounds.opening import Signs, since
 from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
@@ -91,7 +92,7 @@ class Coordinator:
         self._began_at = now
         self._answer_due = False
         self._collect_due = True
-        self._aggregates = self._aggregation_waits = False
+        self._aggregates = self._aggregates_again = self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self._num_reports = Counter[str]()
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
@@ -399,9 +400,14 @@ class Coordinator:
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
-        if not all(map(parts.blobs.has, result.state.digests())):  # they lie in a folder that replaced our data dir
+        before = parts.store.state()
+        made = result.state.digests().union(*map(digests_of, result.drafts.values()))
+        made -= set() if before is None else before.digests()
+        if not (self._aggregates_again or all(map(parts.blobs.has, made))):
+            self._aggregates_again = True  # once: what it made lies in a folder that replaced our data dir meanwhile
             self._aggregate()
             return
+        self._aggregates_again = False
         # Methods make a download for each client of their state. Who is enrolled again gets one as a newcomer does.
         drafts = {client: draft for client, draft in result.drafts.items() if not parts.store.shut_out(client)}
         result = dataclasses.replace(result, drafts=drafts)

@@ -70,6 +70,7 @@ class ControlDesk:
         self._rounds = rounds
         self._levers = levers
         self._planner = Planner(parts, rounds)
+        self._told = 0  # the newest deed that the journal has from us
 
     def plan(self, verb: Verb) -> Plan:
         """Say what a verb would do now.
@@ -93,7 +94,7 @@ class ControlDesk:
             MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
         verb = check_verb(verb)
-        plan = self.plan(verb)
+        plan = self._planner.plan(verb)
         deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), plan.text)
         try:
             with self._parts.store.doing(deed):
@@ -116,12 +117,14 @@ class ControlDesk:
         """Write deeds to the journal that it lacks; ``recovering`` from a crash, it may have what isn't marked."""
         deeds, journal = self._parts.store.deeds, self._parts.journal
         untold = deeds.untold()
+        known = journal.numbers("operator", "deed") if recovering and untold else set()
         for deed in untold:
-            doubtful = recovering or len(untold) > 1
-            if not (doubtful and journal.has("operator", deed=deed.number)):
+            if deed.number > self._told and deed.number not in known:
                 about: dict[str, Any] = {"client": deed.client} if deed.client else {}
                 journal.add("operator", who=deed.who, verb=deed.verb, deed=deed.number, detail=deed.detail, **about)
-            deeds.told(deed.number)
+            self._told = max(self._told, deed.number)
+        if untold:
+            deeds.told(self._told)
 
     def look(self, now: float) -> FleetView:
         """Where the run stands, and every client."""

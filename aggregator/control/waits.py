@@ -122,8 +122,8 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
     else:
         rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
-    if facts.failure:
-        rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
+        if facts.failure:
+            rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
     return ordered((*common_waits(facts), *rest), PATIENCE)
 
 

@@ -53,14 +53,14 @@ def enroll(
     """
     from replayfleet.aggregator.members.enrolment import check_broker, check_fleet, opened, read_terms
 
-    agreed = read_terms(client, **terms, enrols=True)
+    wanted = read_terms(client, **terms, enrols=True)
     with opened(data_dir, check_fleet(fleet), check_broker(hosts, broker_dir), new=True) as registry:
         if registry.is_new:
             click.echo(
                 f"a new fleet begins in {data_dir}, with an authority and keys of its own; if {registry.fleet} exists "
                 "already, this is the wrong --data-dir: copy nothing from it"
             )
-        _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
+        _tell(registry.enrol(client, wanted), f"{client} is a member of fleet {registry.fleet}")
 
 
 @click.command(cls=GroupedCommand)
@@ -74,9 +74,9 @@ def renew(client: str, data_dir: Path, overlap_days: int, **terms: Any) -> None:
     """Give CLIENT a new certificate; the former one counts for a while longer."""
     from replayfleet.aggregator.members.enrolment import opened, read_terms
 
-    agreed = read_terms(client, **terms)
+    wanted = read_terms(client, **terms)
     with opened(data_dir) as registry:
-        _tell(registry.renew(client, agreed, overlap_days), f"{client} has a new certificate")
+        _tell(registry.renew(client, wanted, overlap_days), f"{client} has a new certificate")
 
 
 @click.command(cls=GroupedCommand)
@@ -86,14 +86,17 @@ def renew(client: str, data_dir: Path, overlap_days: int, **terms: Any) -> None:
 @ASKS[1]
 def revoke(client: str, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
     """Shut CLIENT out: its certificates and its signature count no more."""
-    from replayfleet.aggregator.members.enrolment import check_client, opened
+    from replayfleet.aggregator.members.broker_files import AGGREGATOR
+    from replayfleet.aggregator.members.enrolment import ROLES, check_client, opened
 
     check_client(client)
     with opened(data_dir) as registry:
         registry.member(client)
+    upload = "" if client in ROLES else ", and its upload of the open round is taken out"
+    until = "; no round goes on until then" if client == AGGREGATOR else ""
     plan = (
-        f"{client} is shut out: its certificates and its signature count no more, and its upload of the open round is "
-        f"taken out; `aggregator enroll {client}` takes it in again, with other keys"
+        f"{client} is shut out: its certificates and its signature count no more{upload}; `aggregator enroll {client}` "
+        f"takes it in again, with other keys{until}"
     )
     if not agreed(plan, yes=yes, dry_run=dry_run):  # nobody waits for the lock while somebody thinks
         return
@@ -128,7 +131,8 @@ def _tell(done: Done, what: str) -> None:
         lines.append(f"            a connection made with a revoked certificate would be {done.member.client}'s again")
     else:
         lines.append(f"broker:     {copy}; then reload it")
-        lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
+        lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection; restart it")
+        lines.append("            where `enroll` asked for that and it hasn't been done yet")
     if done.hosts == LOCAL:
         lines.append("            its certificate is for this machine alone; enroll with --host NAME makes another")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")

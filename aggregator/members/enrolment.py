@@ -47,7 +47,7 @@ MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
 """Folders of the data dir: the authority and who was enrolled, what the broker gets, who the aggregator itself is."""
 BROKER_DAYS = 825
 _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}|[0-9A-Fa-f:.]{2,45}", re.ASCII)
-_ROLES = frozenset({files.AGGREGATOR, files.OPERATOR})
+ROLES = frozenset({files.AGGREGATOR, files.OPERATOR})
 """Members that are no clients: they sign otherwise, or not at all."""
 _TAKEN = frozenset({"broker", "ca"})
 
@@ -167,7 +167,7 @@ class Registry:
             SettingsError: It is no member.
         """
         self.member(client)
-        if client not in _ROLES:
+        if client not in ROLES:
             self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
             self._store.withdraw(client)  # here too: whoever has its name next may be enrolled before the leader looks
         self._table.revoke(client, self._now.timestamp())
@@ -192,7 +192,7 @@ class Registry:
     def strangers(self) -> tuple[str, ...]:
         """Clients that took part, never were enrolled, and so don't count; none while no client is enrolled."""
         known = {member.client for member in self.members()}
-        if known <= _ROLES:
+        if known <= ROLES:
             return ()
         return tuple(client for client in self._store.clients() if client not in known)
 
@@ -201,13 +201,13 @@ class Registry:
         folder = terms.out or self._folder_of(client)
         content = {identity.CA: self._authority.pem}
         key, public = terms.key, terms.signing_key
-        if client not in _ROLES and not renews:
+        if client not in ROLES and not renews:
             content[ROOT] = self._root()
         if key is None:
             private = new_key()
             key = private.public_key()
             content[identity.KEY] = private_pem(private)
-            if public is None and not renews and client not in _ROLES:
+            if public is None and not renews and client not in ROLES:
                 signs = Ed25519PrivateKey.generate()
                 content[SIGNING_KEY] = private_pem(signs)
                 public = signs.public_key().public_bytes_raw()
@@ -242,7 +242,8 @@ class Registry:
             with contextlib.suppress(OSError, *NOT_PEM):
                 certificate = (self._folder_of(member.client) / identity.CERTIFICATE).read_bytes()
                 keys.append(_digest(x509.load_pem_x509_certificate(certificate).public_key()))
-            self._table.learn(member.client, keys, revoked=member.revoked_at is not None)
+            if keys:
+                self._table.learn(member.client, keys, revoked=member.revoked_at is not None)
 
     def _root(self) -> bytes:
         """Whose word clients take: the aggregator's, whose keys are made here if it hasn't run yet."""
@@ -383,7 +384,7 @@ def read_terms(
     check_client(client)
     key = None if request is None else read_request(request, client)
     public = None if signing_key is None else _read_public(signing_key)
-    if enrols and key is not None and public is None and client not in _ROLES:
+    if enrols and key is not None and public is None and client not in ROLES:
         raise SettingsError("--request needs --signing-key: without one nothing that the client says counts")
     return Terms(days, key, public, out)
 

@@ -52,7 +52,10 @@ class Metrics:
         self.phase_seconds = histogram("round_phase_seconds", "Open, aggregate, publish.", ["phase"], buckets=_SECONDS)
         self.uploads = counter("uploads", "Uploads by result.", ["result"])
         self.rejected = counter("uploads_rejected", "Rejected uploads by reason.", ["reason"])
-        self.quarantined = counter("uploads_quarantined", "Accepted uploads that a round was aggregated without.")
+        self.quarantined = counter(
+            "uploads_quarantined",
+            "Accepted uploads that a round left out; not those lost here.",
+        )
         self.downloads = counter("downloads", "Downloads by result.", ["result"])
         self.refused = counter("downloads_refused", "Refused downloads by reason.", ["reason"])
         self.rollbacks = counter("rollbacks", "Models that clients took back, by reason.", ["reason"])

@@ -64,8 +64,8 @@ class Deeds:
         return tuple(Deed(*row) for row in rows)
 
     def told(self, number: int) -> None:
-        """The journal knows this one."""
-        self._db.execute("UPDATE deeds SET told = 1 WHERE id = ?", (number,))
+        """The journal knows this one and those before it."""
+        self._db.execute("UPDATE deeds SET told = 1 WHERE NOT told AND id <= ?", (number,))
 
 
 def who_is(pid: int, uid: int) -> str:

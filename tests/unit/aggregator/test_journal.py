@@ -59,7 +59,7 @@ def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
     assert len(rounds) > 15
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2000
     with Journal(tmp_path, max_bytes=1000) as journal:
-        assert journal.has("round opened", round=rounds[0]), "also in the file that was put aside"
+        assert rounds[0] in journal.numbers("round opened", "round"), "also in the file that was put aside"
         journal.add("after a restart")
     assert kinds(tmp_path)[-1] == "after a restart"
 

@@ -295,6 +295,9 @@ def test_who_is_to_be_revoked_is_asked_about_and_a_dry_run_does_nothing(
 ) -> None:
     enrolled(tmp_path, "cam-1")
     assert "cam-1 is shut out: its certificates" in run("revoke", "cam-1", "--data-dir", tmp_path, "--dry-run").output
+    its_own = run("revoke", "aggregator", "--data-dir", tmp_path, "--dry-run").output
+    assert "no round goes on until then" in its_own
+    assert "upload" not in its_own
     monkeypatch.setattr("replayfleet.federation.service.command.sys", SimpleNamespace(stdin=Terminal()))
     assert CliRunner().invoke(cli, ["revoke", "cam-1", "--data-dir", str(tmp_path)], input="n\n").exit_code == 1
     assert members(tmp_path) == {"aggregator", "cam-1"}

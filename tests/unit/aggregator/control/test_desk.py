@@ -33,8 +33,10 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.aggregator.control.view import MemberView
 from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.members.table import Issued, Members
+from replayfleet.aggregator.operator import journal
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
+from replayfleet.aggregator.records.deeds import Deed
 from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.steps import Step
@@ -166,6 +168,30 @@ def test_a_deed_is_done_and_told_once_though_a_crash_follows_it(fleet: TinyFleet
         do(fleet, verb)
     fleet.run(for_s=20.0, until=lambda: OUTCOMES[verb](fleet))
     assert [event["verb"] for event in events(fleet, "operator")] == ["exclude", name_of(verb)]
+
+
+def test_deeds_that_others_wrote_are_told_once_each_and_the_journal_is_read_once_for_all(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(folder: Path) -> Iterator[dict[str, object]]:
+        read.append(folder)
+        return read_journal(folder)
+
+    monkeypatch.setattr(journal, "read_journal", counted)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    for number in range(5):
+        fleet.store.deeds.add(Deed(1.0, "me", "enroll", f"cam-{number}", "a member from now on"))
+    fleet.run(for_s=5.0, until=lambda: len(events(fleet, "operator")) == 5)
+    assert read == []
+    for number in range(5, 9):
+        fleet.store.deeds.add(Deed(1.0, "me", "enroll", f"cam-{number}", "a member from now on"))
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.run(for_s=5.0, until=lambda: len(events(fleet, "operator")) == 9)
+    assert [event["client"] for event in events(fleet, "operator")] == [f"cam-{number}" for number in range(9)]
+    assert len(read) <= 2, "one for deeds, one for the newest round's line"
 
 
 @pytest.mark.parametrize("verb", OUTCOMES, ids=name_of)
