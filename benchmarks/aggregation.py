@@ -34,8 +34,9 @@ from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
+from replayfleet.federation.methods.steps.precision import PRECISIONS
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.task_model import PRECISIONS, Optimisation, judge_with, train_task_model
+from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.models.build import build_task_model, initialise

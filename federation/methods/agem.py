@@ -18,8 +18,8 @@ from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, Reservoir
+from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.federation.methods.steps.projection import joined, loss_gradient, project_gradient
-from replayfleet.federation.methods.steps.task_model import computing_in
 from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.models.specs import AnyTaskSpec
 

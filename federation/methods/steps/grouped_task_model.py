@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, computing_in
+from replayfleet.federation.methods.steps.precision import computing_in
+from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation
 from replayfleet.models import grouped
 from replayfleet.models.build import build_task_model
 from replayfleet.models.grouped_task import task_logits

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.averaging import check_equal_layouts, project_to_simplex
+from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.task_model import computing_in, portions
+from replayfleet.federation.methods.steps.task_model import portions
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
 from replayfleet.models.specs import TaskSpec
 
@@ -89,7 +90,7 @@ class WeightSearch:
         learning_rate: step size on the weights.
         momentum: of the step.
         patience: stop after this many epochs in a row without ``MIN_IMPROVEMENT``; 0 runs all epochs.
-        precision: of the descent, one of ``task_model.PRECISIONS``; candidates are compared in float32 always.
+        precision: of the descent, one of ``precision.PRECISIONS``; candidates are compared in float32 always.
     """
 
     num_epochs: int

@@ -27,8 +27,9 @@ from replayfleet.federation.methods.steps.personalise import (
     WeightSearch,
     best_of,
 )
+from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.task_model import computing_in, portions
+from replayfleet.federation.methods.steps.task_model import portions
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
 from replayfleet.models.specs import TaskSpec
 

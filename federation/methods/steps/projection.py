@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.task_model import computing_in, loss_of, trainable_task_model
+from replayfleet.federation.methods.steps.precision import computing_in
+from replayfleet.federation.methods.steps.task_model import loss_of, trainable_task_model
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.kit.pace import Pace, ShouldStop, Stage, never, steps_per_epoch
 from replayfleet.federation.methods.kit.records import Judge, Parameters
 from replayfleet.federation.methods.steps.detection_loss import detection_loss
+from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
@@ -32,9 +32,6 @@ GPU_EVALUATION_BATCH = 256
 
 DETECTION_BATCH_PIXELS = 2**20
 """Pixels of the pictures that a detector judges at a time: bounds memory, whatever their size."""
-
-PRECISIONS = ("float32", "bfloat16")
-"""What convolutions compute in while the task model trains; parameters, statistics and updates stay float32."""
 
 SCHEDULES = ("constant", "cosine", "step")
 """How the step size falls within a round's local training; see ``Optimisation.rate``."""
@@ -62,7 +59,7 @@ class Optimisation:
         learning_rate: step size at the beginning.
         momentum: 0 switches it off.
         weight_decay: L2 penalty added to the gradient.
-        precision: one of ``PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
+        precision: one of ``precision.PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
         schedule: one of ``SCHEDULES``.
         should_stop: asked after every step; True ends training early, with what it reached.
         watch: told each whole epoch's loss; None saves a GPU from waiting for it.
@@ -325,10 +322,3 @@ def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in module.state_dict().items()
     }
-
-
-def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which convolutions compute in ``precision``, one of ``PRECISIONS``."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
