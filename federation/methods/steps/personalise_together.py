@@ -117,7 +117,7 @@ class _Clients:
 
         def loss_of(flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             mixed = fold_batch_norm(self._members.named(flat))
-            with computing_in(precision, images.device):
+            with computing_in(precision, images.device, vmapped=True):
                 logits = functional_call(self._module, mixed, (images,))  # f(sum_u w_u theta_u; x)
                 return F.cross_entropy(logits, labels)
 

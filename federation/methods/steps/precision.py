@@ -18,45 +18,53 @@ PRECISIONS = ("float32", "bfloat16")
 _ROUNDED = frozenset({F.conv2d, F.linear})
 
 
-def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which convolutions compute in ``precision``, one of ``PRECISIONS``."""
+def computing_in(precision: str, device: torch.device, *, vmapped: bool = False) -> AbstractContextManager[object]:
+    """Return the context in which convolutions compute in ``precision``, one of ``PRECISIONS``.
+
+    ``vmapped``: it is entered within ``torch.vmap``, where autocast alone leaves convolutions in float32.
+    """
     if precision == "float32":
         return nullcontext()
     if device.type == "cpu" and not _multiplies_bfloat16():
-        return rounding_to_bfloat16()
+        return rounding_to_bfloat16(device.type, torch.float32)
+    if vmapped:
+        return rounding_to_bfloat16(device.type, torch.bfloat16)
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 @contextmanager
-def rounding_to_bfloat16() -> Iterator[None]:
-    """As autocast to bfloat16 on a CPU, but of rounded numbers in float32, whose sums are rounded again.
+def rounding_to_bfloat16(device_type: str, multiplied_in: torch.dtype) -> Iterator[None]:
+    """As autocast to bfloat16, but rounded numbers are multiplied in ``multiplied_in``; sums are rounded again.
 
-    That is what a processor with bfloat16 does. On one without it, training takes about as long as in float32 this
-    way, and many times as long by PyTorch's own kernels.
+    In float32 that is what a processor with bfloat16 does. On one without it, training takes about as long as in
+    float32 this way, and many times as long by PyTorch's own kernels.
     """
-    with torch.autocast("cpu", dtype=torch.bfloat16), _Rounding():
+    with torch.autocast(device_type, dtype=torch.bfloat16), _Rounding(device_type, multiplied_in):
         yield
 
 
 class _Rounding(TorchFunctionMode):
+    def __init__(self, device_type: str, multiplied_in: torch.dtype) -> None:
+        super().__init__()
+        self._device_type, self._multiplied_in = device_type, multiplied_in
+
     def __torch_function__(
         self,
         function: Callable[..., Any],
-        types: Any,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if function not in _ROUNDED:
             return function(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            rounded = function(*map(_rounded, args), **{name: _rounded(value) for name, value in kwargs.items()})
-        return rounded.bfloat16()
+        with torch.autocast(self._device_type, enabled=False):
+            sums = function(*map(self._rounded, args), **{name: self._rounded(one) for name, one in kwargs.items()})
+        return sums.bfloat16()
 
-
-def _rounded(value: Any) -> Any:
-    """Return a tensor's numbers as bfloat16 has them, in float32, and anything else as it is."""
-    return value.bfloat16().float() if isinstance(value, Tensor) else value
+    def _rounded(self, value: Any) -> Any:
+        """Return a tensor's numbers as bfloat16 has them, and anything else as it is."""
+        return value.bfloat16().to(self._multiplied_in) if isinstance(value, Tensor) else value
 
 
 @functools.cache

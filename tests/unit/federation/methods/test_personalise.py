@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from replayfleet.federation.methods.steps import mixtures
+from replayfleet.federation.methods.steps import mixtures, precision
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
 from replayfleet.federation.methods.steps.personalise import (
@@ -301,6 +301,28 @@ def test_clients_at_once_get_what_each_gets_alone(
     for one, other in zip(once, alone, strict=True):
         assert torch.allclose(one.weights, other.weights, atol=1e-3)
         assert one.loss == pytest.approx(other.loss, rel=1e-2)
+
+
+def test_clients_at_once_are_solved_for_in_bfloat16_too(
+    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied: list[torch.dtype] = []
+
+    class Noting(precision.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.conv2d:
+                multiplied.append(args[1].dtype)
+            return function(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda: True)
+    replays = [(place, replay_of({0: 4, 2: 4}, seed=place)) for place in range(2)]
+    half = replace(SEARCH, num_epochs=1, precision="bfloat16")
+    rng = torch.Generator().manual_seed(0)
+    with Noting():
+        personalise_all(TOY, StackedParameters(experts), replays, half, rng, together=True)
+    assert multiplied.count(torch.bfloat16) == multiplied.count(torch.float32) // 3 > 0, (
+        "the descent, then three candidates"
+    )
 
 
 def test_a_client_whose_replay_is_nan_spoils_nobody_who_is_solved_for_with_it(

@@ -45,7 +45,7 @@ def gradients(net: Net, images: torch.Tensor, context: object) -> dict[str, torc
 def test_rounding_is_pytorchs_own_bfloat16_but_for_the_order_of_sums(net: Net, images: torch.Tensor) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = net.convolution(images), net.head(torch.ones(2, 8))
-    with rounding_to_bfloat16():
+    with rounding_to_bfloat16("cpu", torch.float32):
         found = net.convolution(images), net.head(torch.ones(2, 8))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype == torch.bfloat16
@@ -54,7 +54,7 @@ def test_rounding_is_pytorchs_own_bfloat16_but_for_the_order_of_sums(net: Net, i
 
 def test_its_gradients_are_those_of_autocast(net: Net, images: torch.Tensor) -> None:
     theirs = gradients(net, images, torch.autocast("cpu", dtype=torch.bfloat16))
-    ours = gradients(net, images, rounding_to_bfloat16())
+    ours = gradients(net, images, rounding_to_bfloat16("cpu", torch.float32))
     assert ours.keys() == theirs.keys()
     assert {gradient.dtype for gradient in ours.values()} == {torch.float32}
     flat, expected = (torch.cat([one.flatten() for one in each.values()]) for each in (ours, theirs))
@@ -63,19 +63,19 @@ def test_its_gradients_are_those_of_autocast(net: Net, images: torch.Tensor) -> 
 
 def test_products_are_of_rounded_numbers() -> None:
     fine = torch.tensor([[1 + 2**-12]])  # 1 in bfloat16
-    with rounding_to_bfloat16():
+    with rounding_to_bfloat16("cpu", torch.float32):
         assert F.linear(fine, torch.tensor([[256.0]])).item() == 256
         assert F.linear(input=fine, weight=torch.tensor([[256.0]]), bias=torch.tensor([fine.item()])).item() == 256
 
 
 def test_sums_are_of_float32() -> None:
     many = torch.ones(1, 4096)  # one after the other, a sum in bfloat16 ends at 256
-    with rounding_to_bfloat16():
+    with rounding_to_bfloat16("cpu", torch.float32):
         assert F.linear(many, many).item() == 4096
 
 
 def test_what_is_no_product_stays_as_it_is(images: torch.Tensor) -> None:
-    with rounding_to_bfloat16():
+    with rounding_to_bfloat16("cpu", torch.float32):
         assert F.relu(images).dtype == torch.float32
 
 
@@ -89,10 +89,22 @@ def test_a_processor_without_bfloat16_rounds(there: bool, monkeypatch: pytest.Mo
         assert F.linear(fine, fine).item() > 1
 
 
-def test_models_that_train_as_one_are_rounded_too(net: Net, images: torch.Tensor) -> None:
-    stacked = {name: torch.stack([value, value * 2]) for name, value in net.convolution.named_parameters()}
-    with rounding_to_bfloat16():
-        together = torch.func.vmap(lambda one: torch.func.functional_call(net.convolution, one, (images,)))(stacked)
-        alone = net.convolution(images)
+@pytest.mark.parametrize("there", [False, True])
+def test_models_that_run_as_one_are_rounded_too(
+    there: bool, net: Net, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda: there)
+    layer = net.convolution
+
+    def answer(one: dict[str, torch.Tensor]) -> torch.Tensor:
+        with computing_in("bfloat16", images.device, vmapped=True):
+            found = torch.func.functional_call(layer, one, (images,))
+        assert found.dtype == torch.bfloat16
+        return found
+
+    together = torch.func.vmap(answer)(
+        {name: torch.stack([value, value * 2]) for name, value in layer.named_parameters()}
+    )
+    with computing_in("bfloat16", images.device):
+        alone = layer(images)
     torch.testing.assert_close(together[0], alone, rtol=4 * BFLOAT16, atol=4 * BFLOAT16)
-    assert together.dtype == torch.bfloat16
