@@ -184,6 +184,7 @@ class Simulation:
                 outcome = self._round(round_index, state, threads, checkpoints, on_client)
                 if on_round is not None:
                     on_round(outcome)
+                del outcome  # all its uploads, whose memory the next round's take
                 if should_stop():
                     break
         return state.records
