@@ -15,7 +15,10 @@ from torch.overrides import TorchFunctionMode
 PRECISIONS = ("float32", "bfloat16")
 """What convolutions compute in while the task model trains; parameters, statistics and updates stay float32."""
 
-_ROUNDED = frozenset({F.conv2d, F.linear})
+_ROUNDED = frozenset(
+    (F.conv2d, F.conv_transpose2d, F.linear, torch.bmm, torch.matmul, Tensor.matmul, Tensor.__matmul__)
+)
+"""What task models multiply with, ours and packages'; a name that is missing here is slow, and no less right."""
 
 
 def computing_in(precision: str, device: torch.device, *, vmapped: bool = False) -> AbstractContextManager[object]:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,24 @@ def test_products_are_of_rounded_numbers() -> None:
     with rounding_to_bfloat16("cpu", torch.float32):
         assert F.linear(fine, torch.tensor([[256.0]])).item() == 256
         assert F.linear(input=fine, weight=torch.tensor([[256.0]]), bias=torch.tensor([fine.item()])).item() == 256
+
+
+@pytest.mark.parametrize(
+    "multiplied",
+    [
+        lambda one: one @ one,
+        lambda one: one.matmul(one),
+        lambda one: torch.matmul(one, other=one),
+        lambda one: torch.bmm(one[None], one[None])[0],
+        lambda one: F.conv_transpose2d(one[None, None], one[None, None])[0, 0],
+    ],
+)
+def test_packages_models_may_multiply_in_other_ways(multiplied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    one = torch.tensor([[1 + 2**-12]])
+    with rounding_to_bfloat16("cpu", torch.float32):
+        found = multiplied(one)
+    assert found.dtype == torch.bfloat16
+    assert found.item() == 1
 
 
 def test_sums_are_of_float32() -> None:
