@@ -125,3 +125,41 @@ def test_more_boxes_than_are_learned_of_a_picture_are_not_sent(device: Device, p
     assert sent[0] == 422
     assert "expected at most 3" in sent[1]
     page._browser.events.clear()  # the browser writes the refusal down
+
+
+def held_back(page: Page) -> str:
+    """Return the number of the picture that is asked for and held back."""
+    while True:
+        for event in page.events("Fetch.requestPaused"):
+            return str(event["requestId"])
+        page.run("0")
+
+
+def test_nothing_is_learned_of_a_picture_that_has_not_come(device: Device, page: Page) -> None:
+    page.call("Fetch.enable", patterns=[{"urlPattern": "*/frame?*"}])
+    device.see(1, (10, 10, 50, 50))
+    page.wait("shown && shown.frame === 1 && !busy")
+    assert page.run("at('nothing').innerText") == "The picture is on its way."
+    for key in ("n", "1", "Enter"):
+        page.press(key)
+    assert page.run("at('done').disabled && !busy && now.labels.have === 0")
+    page.call("Fetch.continueRequest", requestId=held_back(page))
+    wait_for(page, 1)
+    assert not page.run("at('done').disabled || at('frozen').hidden")
+    page.press("Enter")
+    page.wait("now.labels.have === 1")
+
+
+def test_a_key_is_not_taken_for_a_frame_that_took_the_place_of_one_that_was_too_old(device: Device, page: Page) -> None:
+    device.see(1)
+    wait_for(page, 1)
+    page.run("performance.now = () => 5000, 0")
+    device.now += 60
+    device.see(2)
+    wait_for(page, 2)
+    page.press("Enter")
+    assert page.run("!busy && now.labels.pictures === 0")
+    page.run("performance.now = () => 9000, 0")
+    page.wait("!at('done').disabled")
+    page.press("Enter")
+    page.wait("now.labels.pictures === 1")

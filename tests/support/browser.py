@@ -173,6 +173,11 @@ class Page:
         """Type into what has the focus."""
         self.call("Input.insertText", text=text)
 
+    def events(self, method: str) -> list[dict[str, Any]]:
+        """What this tab told of a kind so far: the parameters of each event."""
+        own = [event for event in self._browser.events if event.get("sessionId") == self._session]
+        return [event["params"] for event in own if event["method"] == method]
+
     def complaints(self) -> list[str]:
         """What the console of this tab was told so far: refused by its policy, not found, thrown."""
         found = []

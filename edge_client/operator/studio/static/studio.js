@@ -2,10 +2,14 @@
 // Everything from the device goes through textContent or URLSearchParams; nothing is read as HTML.
 const at = (id) => document.getElementById(id);
 const KEYS = "1234567890";
-let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false;
+const REACTION_MS = 700, ENOUGH_S = 3;
+let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false, swapped = -REACTION_MS;
 
 const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame })}`;
 const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
+const isThere = () => Boolean(shown && at("frozen").complete && at("frozen").naturalWidth);
+// Whether what is done now is meant for the frame that is shown: not before its picture came, nor right after it took the place of one that was too old.
+const isSeen = () => isThere() && performance.now() - swapped >= REACTION_MS;
 const percent = (share) => `${Math.round(100 * share)} %`;
 
 function say(text, bad) {
@@ -47,8 +51,8 @@ function drawEditor({ boxes, chosen, name, before }) {
   const place = box ? `, chosen: ${box.name}, ${Math.round(box.right - box.left)} by ${Math.round(box.bottom - box.top)} pixels` : "";
   const over = boxes.length > now.max_boxes ? `; at most ${now.max_boxes} are learned of one picture` : "";
   at("drawn").textContent = (count ? `To be learned: ${count}` : "To be learned: nothing is to be seen") + place + over;
-  at("done").disabled = !shown || boxes.length > now.max_boxes;
-  at("add").disabled = !shown || boxes.length >= now.max_boxes;
+  at("done").disabled = !isSeen() || boxes.length > now.max_boxes;
+  at("add").disabled = !isSeen() || boxes.length >= now.max_boxes;
   at("remove").disabled = !box;
   at("undo").disabled = !now.undo && !before.length;
   for (const button of at("classes").children) {
@@ -69,9 +73,11 @@ function openBoxes(next) {
 function drawFrame() {
   // The frame that somebody looks at stays until it is labelled, skipped or too old.
   const same = now.waiting.find((one) => isSame(one, shown));
-  const next = same || now.waiting[0] || null;
+  const next = same || now.waiting.find((one) => one.left_s > ENOUGH_S) || now.waiting[0] || null;
   const boxes = findsBoxes(), isNew = Boolean(next) !== Boolean(shown) || !isSame(next, shown);
-  if (!isSame(next, shown)) {
+  const hasFailed = next && at("frozen").complete && !at("frozen").naturalWidth;
+  if (!isSame(next, shown) || hasFailed) {
+    if (shown && !same && !busy) swapped = performance.now();
     if (next) {
       at("frozen").src = address("/frame", next);
       at("frozen").alt = `Frame ${next.frame} of camera ${next.camera}`;
@@ -80,10 +86,11 @@ function drawFrame() {
     }
   }
   shown = next;
-  at("frozen").hidden = !next;
-  at("nothing").hidden = Boolean(next);
+  at("frozen").hidden = !isThere();
+  at("nothing").hidden = isThere();
+  at("nothing").textContent = next ? "The picture is on its way." : "No frame waits for a label yet.";
   at("question").textContent = boxes ? "What is where?" : "What is this?";
-  for (const id of ["boxes", "drawn", "done", "add", "remove", "how"]) at(id).toggleAttribute("hidden", !boxes || !next);
+  for (const id of ["boxes", "drawn", "done", "add", "remove", "how"]) at(id).toggleAttribute("hidden", !boxes || !isThere());
   at("guess").replaceChildren();
   if (boxes && next) {
     at("guess").textContent = next.found.length
@@ -98,7 +105,7 @@ function drawFrame() {
   }
   if (next && next.left_s < 20) at("guess").append(` This frame is forgotten in ${Math.ceil(next.left_s)} s.`);
   for (const button of at("classes").children) {
-    button.disabled = !next;
+    button.disabled = !isSeen();
     button.classList.toggle("guessed", Boolean(!boxes && next && next.answer) && button.dataset.class === next.answer.class);
   }
   at("skip").disabled = !next;
@@ -174,18 +181,19 @@ async function post(path, body) {
 }
 
 const ask = (path, more) => shown && post(path, { camera: shown.camera, frame: shown.frame, ...more });
-const choose = (name) => findsBoxes() ? (editor.rename(name), drawEditor(editor)) : ask("/api/label", { class: name });
+const choose = (name) => findsBoxes() ? (editor.rename(name), drawEditor(editor)) : isSeen() && ask("/api/label", { class: name });
 const skip = () => ask("/api/skip", {});
 const undo = () => (findsBoxes() && editor.undo()) || (now && now.undo && post("/api/undo", {}));
 
 function learnBoxes() {
-  if (at("done").disabled || !shown) return;
+  if (at("done").disabled || !isSeen()) return;
   sent = { frame: shown, boxes: editor.boxes };
   ask("/api/boxes", { boxes: editor.boxes.map((one) => ({ class: one.name, box: [one.left, one.top, one.right, one.bottom] })) });
 }
 
 at("frozen").addEventListener("load", () => {
   at("frozen").parentElement.style.aspectRatio = `${at("frozen").naturalWidth} / ${at("frozen").naturalHeight}`;
+  draw();
   if (findsBoxes()) editor.draw();
 });
 for (const [id, act] of [["skip", skip], ["undo", undo], ["done", learnBoxes], ["add", () => editor.add()], ["remove", () => editor.remove()]]) {
