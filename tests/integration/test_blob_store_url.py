@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.couriers import FLEET, Clock, End
 
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport import claims
 from replayfleet.federation.wire.transport.claims import ClaimStore
 from tests.support.memory_broker import MemoryBroker
@@ -83,6 +84,26 @@ def test_whoever_reaches_another_store_than_the_sender_gets_blocks(
     over_the_broker, _ = Pair(tmp_path, folder(), elsewhere).download(1)
     elsewhere.close()
     assert over_the_broker > BLOB_BYTES
+
+
+def test_a_store_that_connects_and_is_away_keeps_nobody_from_starting(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    away = ClaimStore("ftp://127.0.0.1:1/yard", FLEET)
+    over_the_broker, _ = Pair(tmp_path, folder(), away).download(1)
+    assert over_the_broker > BLOB_BYTES
+    assert not away.usable, "it rests"
+    away.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://", "s3:///models", "file://relative", "file:relative", "/yard", "nonsense://yard", "s3://user:pw@yard"],
+)
+def test_what_is_no_place_for_bundles_is_refused_in_words(url: str) -> None:
+    with pytest.raises(SettingsError, match="blob store") as refused:
+        ClaimStore(url, FLEET)
+    assert "pw" not in str(refused.value)
 
 
 @pytest.mark.parametrize("how", ["shorter", "longer", "changed"])

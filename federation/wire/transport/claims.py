@@ -43,10 +43,18 @@ def check_store(url: str) -> str:
     """Return a store's URL if bundles can lie there.
 
     Raises:
-        SettingsError: It is none, or the package that speaks its protocol isn't installed.
+        SettingsError: It is none, holds a password, which other users of this machine would see, or the package that
+            speaks its protocol isn't installed.
     """
-    scheme = urlsplit(url).scheme
-    if not scheme:
+    parts = urlsplit(url)
+    scheme = parts.scheme
+    if parts.password is not None:
+        raise SettingsError(
+            f"blob store {scheme}://...: its URL holds a password; give it in FSSPEC_{scheme.upper()}_PASSWORD, or as "
+            "the protocol's own programs take it"
+        )
+    is_place = parts.path.startswith("/") if scheme == "file" else bool(parts.netloc)
+    if not scheme or not is_place or (scheme == "file" and parts.netloc):
         raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
     if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
         raise SettingsError(f"blob store {url}: needs fsspec: pip install 'replayfleet[store]'")
@@ -67,18 +75,16 @@ class ClaimStore:
 
     def __init__(self, url: str, fleet: str) -> None:
         check_store(url)
-        fsspec: Any = importlib.import_module("fsspec")
-        scheme = urlsplit(url).scheme
-        options: dict[str, Any] = _S3 if scheme == "s3" else {"auto_mkdir": True} if scheme == "file" else {}
+        self._url, self._fleet = url, fleet
+        self._scheme = urlsplit(url).scheme
         try:
-            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-        except (ValueError, ImportError, TypeError) as error:
+            importlib.import_module("fsspec").get_filesystem_class(self._scheme)
+        except (ValueError, ImportError) as error:
             raise SettingsError(f"blob store {url}: {error}") from error
-        self._is_shared_folder = scheme == "file"
-        self._folder = f"{root.rstrip('/')}/{fleet}"
         self._threads = ThreadPoolExecutor(4, "blob-store")
         self._lock = threading.Lock()
         self._rests_until = self._told_until = 0.0
+        self._opened: tuple[Any, str] | None = None
 
     @property
     def usable(self) -> bool:
@@ -89,7 +95,7 @@ class ClaimStore:
         """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
 
         def work() -> None:
-            with self._new(f"{self._folder}/{transfer_id}") as target:
+            with self._new(transfer_id) as target:
                 for block in blocks:
                     target.write(block)
 
@@ -99,7 +105,7 @@ class ClaimStore:
         """Begin to fetch a bundle into a file, of ``size_bytes`` at most; what came before an error stays there."""
 
         def work() -> None:
-            with self._found(f"{self._folder}/{transfer_id}") as source, target.open("wb") as file:
+            with self._found(transfer_id) as source, target.open("wb") as file:
                 left = size_bytes
                 while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
                     file.write(chunk)
@@ -117,11 +123,26 @@ class ClaimStore:
         """Begin nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _store(self) -> tuple[Any, str]:
+        """Return the file system and the fleet's folder; some protocols connect for it, so not before it is used."""
+        if self._opened is None:
+            fsspec: Any = importlib.import_module("fsspec")
+            options: dict[str, Any] = _S3 if self._scheme == "s3" else {"auto_mkdir": True} if self._is_shared else {}
+            files, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False, **options)
+            self._opened = files, f"{root.rstrip('/')}/{self._fleet}"
+        return self._opened
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._scheme == "file"
+
     @contextlib.contextmanager
-    def _new(self, place: str) -> Iterator[IO[bytes]]:
+    def _new(self, transfer_id: str) -> Iterator[IO[bytes]]:
         """Open a bundle to be written; in a folder beside its place, where others may have laid a link or a pipe."""
-        if not self._is_shared_folder:
-            with self._files.open(place, "wb") as target:
+        files, folder = self._store()
+        place = f"{folder}/{transfer_id}"
+        if not self._is_shared:
+            with files.open(place, "wb") as target:
                 yield target
             return
         beside = Path(f"{place}.{secrets.token_hex(8)}")
@@ -134,10 +155,12 @@ class ClaimStore:
             beside.unlink(missing_ok=True)
             raise
 
-    def _found(self, place: str) -> IO[bytes]:
+    def _found(self, transfer_id: str) -> IO[bytes]:
         """Open a bundle to be read; in a folder a file alone, for a pipe would hold this thread for ever."""
-        if not self._is_shared_folder:
-            return cast("IO[bytes]", self._files.open(place, "rb"))
+        files, folder = self._store()
+        place = f"{folder}/{transfer_id}"
+        if not self._is_shared:
+            return cast("IO[bytes]", files.open(place, "rb"))
         if Path(place).is_symlink():
             raise FileNotFoundError("a link lies there")
         handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -148,7 +171,8 @@ class ClaimStore:
 
     def _remove(self, transfer_id: str) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire
-            self._files.rm_file(f"{self._folder}/{transfer_id}")
+            files, folder = self._store()
+            files.rm_file(f"{folder}/{transfer_id}")
 
     def _begun(self, work: Any, what: str, transfer_id: str) -> Future[None]:
         def guarded() -> None:
