@@ -70,6 +70,7 @@ class RoundResult:
         aggregate_s: seconds in ``method.aggregate``.
         publish_s: seconds for encoding, probing and rounding.
         lost: those of ``quarantined`` whose upload was damaged on our own disk, which is no fault of theirs.
+        in_vain: whether none of the uploads could be used, so that everybody goes on with what there was.
     """
 
     round: int
@@ -82,6 +83,7 @@ class RoundResult:
     aggregate_s: float
     publish_s: float
     lost: frozenset[str] = frozenset()
+    in_vain: bool = False
 
 
 @dataclass(slots=True)
@@ -220,7 +222,7 @@ class Aggregation:
             lambda some: self._rehearsed(round_index, some, before, former),
         )
         quarantined |= culprits
-        self.failure = ""
+        self.failure, in_vain = "", result is None
         if result is None:
             if errors:  # not even alone: it may be the method's mistake, and no client's
                 self.failure = f"round {round_index} has no aggregation, its uploads were in vain: {told(errors[-1])}"
@@ -251,6 +253,7 @@ class Aggregation:
             aggregate_s=result.aggregate_s,
             publish_s=result.publish_s + time.perf_counter() - published_at,
             lost=frozenset(damaged),
+            in_vain=in_vain,
         )
 
     def _rounded(

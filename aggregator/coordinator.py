@@ -412,7 +412,7 @@ class Coordinator:
         drafts = {client: draft for client, draft in result.drafts.items() if not parts.store.shut_out(client)}
         result = dataclasses.replace(result, drafts=drafts)
         committed = parts.store.commit_round(
-            result.round, result.state, result.drafts, parts.wall_clock(), result.quarantined
+            result.round, result.state, result.drafts, parts.wall_clock(), result.quarantined, result.in_vain
         )
         if not committed:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")

@@ -226,6 +226,10 @@ class AggregatorStore:
         with transaction(self._db):
             self._set_fact("num_rounds", num_rounds)
 
+    def num_in_vain(self) -> int:
+        """How many rounds ended with none of their uploads used."""
+        return self._fact("in_vain", int) or 0
+
     def state(self) -> StoredArtefacts | None:
         """The method's state after the last committed round; None before the first."""
         return self._fact("state", StoredArtefacts)
@@ -285,6 +289,7 @@ class AggregatorStore:
         drafts: Mapping[str, Manifest],
         at: float,
         quarantined: Mapping[str, str] | None = None,
+        in_vain: bool = False,
     ) -> bool:
         """End a closed round: state, all downloads and the next round, all or nothing.
 
@@ -294,6 +299,7 @@ class AggregatorStore:
             drafts: a download for each client; their versions are set here.
             at: wall-clock time in seconds.
             quarantined: clients whose uploads it was aggregated without, and why.
+            in_vain: whether none of its uploads could be used.
 
         Returns:
             False, with nothing changed, if the round isn't the closed one (it was committed before).
@@ -306,6 +312,7 @@ class AggregatorStore:
             if cursor.rowcount != 1:
                 return False
             self._set_fact("state", state)
+            self._set_fact("in_vain", self.num_in_vain() + in_vain)
             for client_id in sorted(drafts):
                 self._write_download(drafts[client_id])
             self._db.execute(

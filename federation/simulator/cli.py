@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import click
 
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
@@ -62,6 +63,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
 
     Raises:
         SettingsError: It can't be made; nothing was written.
+        ReplayfleetError: Every upload of every round was left out; the result was written.
         SystemExit: With ``UNFINISHED``, when its minutes are over.
     """
     spec.check()
@@ -95,6 +97,9 @@ def run(spec: RunSpec, command: list[str]) -> None:
         f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
         f"wrote {spec.out / 'result.json'} and accuracy.png{diverged}"
     )
+    uploads = [client.quarantined for record in result.rounds for client in record.clients.values() if client.present]
+    if all(uploads):
+        raise ReplayfleetError(f"every upload of every round was left out, so nobody learned anything: {uploads[-1]}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.steps import DEEDS, Step
 from replayfleet.aggregator.sync import downloads
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.waits import Why
@@ -449,5 +450,26 @@ def test_a_mistake_of_the_method_itself_is_in_the_log_and_every_client_goes_on(
         assert "round 0 has no aggregation, its uploads were in vain: " in waits[0].text
         assert list(fleet.store.quarantined()) == ["cam-1", "cam-2", "cam-3"]
         assert fleet.rounds.index == 1
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("num_failed", [1, 2])
+def test_a_run_ends_with_an_error_if_none_of_its_rounds_was_aggregated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failed: int
+):
+    fleet = TinyFleet(tmp_path, num_rounds=2)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(TinyMethod, "aggregate", lambda *arguments, **more: None)
+            fleet.run(until=lambda: fleet.rounds.index == num_failed)
+        fleet.run()
+        fleet.kill_aggregator()
+        fleet.new_service().coordinator.finish.grace_s = 0  # the same command once more
+        if num_failed == 1:
+            assert fleet.service.run(threading.Event())
+            return
+        with pytest.raises(ReplayfleetError, match="none of the 2 rounds could use an upload"):
+            fleet.service.run(threading.Event())
     finally:
         fleet.close()

@@ -75,6 +75,14 @@ def test_a_run_writes_result_and_chart(fleet_sim: FleetSim, tmp_path: Path):
     assert str(tmp_path) not in "".join(result["command"]), "where folders lie here is nobody else's affair"
 
 
+def test_a_run_whose_every_upload_was_left_out_ends_with_an_error(fleet_sim: FleetSim, tmp_path: Path):
+    wild = ["--set", "learning_rate=1e30", "--quarantine"]
+    code, _, err = fleet_sim("fedavg", "--settings", "tiny", "--threads", "1", "--out", "out", *SIZE, *wild)
+    assert code == 1
+    assert err.startswith("fleet-sim: every upload of every round was left out, so nobody learned anything: ")
+    assert (tmp_path / "out" / "result.json").is_file()
+
+
 def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_path: Path):
     simulate(fleet_sim, out="first")
     path = tmp_path / "first" / "result.json"
