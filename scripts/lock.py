@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib
 import json
@@ -71,8 +72,11 @@ def make(options: list[str]) -> None:
 
 def main() -> None:
     """``lock.py make [OPTIONS OF UV]`` or ``lock.py check``, which exits 1 and says why if a lock is old."""
-    if sys.argv[1:2] == ["make"]:
-        make(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("check", "make"))
+    given, of_uv = parser.parse_known_args()
+    if given.what == "make":
+        make(of_uv)
     elif problems := faults():
         sys.exit("\n".join(f"lock: {problem}" for problem in problems))
 

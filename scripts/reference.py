@@ -5,6 +5,7 @@ Options that are settings stand in tables by group; a test holds that the pages 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
 
 
 def main() -> None:
-    """Write all pages."""
+    """Read the command line, which has no options but --help, and write all pages."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for program in PROGRAMS:
         (FOLDER / f"{program}.md").write_text(page(program), encoding="utf-8")
 

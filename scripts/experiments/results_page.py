@@ -8,6 +8,7 @@ A test holds that the page is what the committed raw results give.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -449,7 +450,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    """Write the page and its charts."""
+    """Read the command line, which has no options but --help, and write the page and its charts."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     text, charts = page_of(found_in(unpacked(RAW)))
     for old in PAGE.parent.glob("results-*.png"):
         old.unlink()
