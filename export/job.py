@@ -22,7 +22,7 @@ from replayfleet.export.graphs.graph import finished
 from replayfleet.export.graphs.precision import to_float16, to_int8
 from replayfleet.export.graphs.sampler_graph import Convert
 from replayfleet.export.latency import median_latencies_s
-from replayfleet.export.parameters import Model, read_parameter_file
+from replayfleet.export.parameters import Model, is_saved_model
 from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import own_facts
@@ -147,13 +147,6 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)
 
 
-def _is_parameters(path: Path) -> bool:
-    try:
-        return read_parameter_file(path).model is not None
-    except SettingsError:
-        return False
-
-
 def _check_replaceable(path: Path, kind: str) -> None:
     """Raise SettingsError if something else than an earlier export of this kind is in its place."""
     if not path.exists() or path.is_dir():  # a folder says so itself
@@ -180,7 +173,7 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
         graph, tensors = subject.graph(), Model(architecture.kind, architecture.spec, parameters).encode()
         split = OnnxModel(graph, parameters, num_threads=request.num_threads)
         beside = request.path.with_suffix(".safetensors")
-        if beside.exists() and not _is_parameters(beside):
+        if beside.exists() and not is_saved_model(beside):
             raise SettingsError(f"--out: {beside} is there, and not of an export; choose another --out, or move it")
         files = {beside: tensors, request.path: graph}
         return _Candidate(files, split.run, len(graph) + len(tensors))

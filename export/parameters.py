@@ -45,13 +45,19 @@ class Model:
     spec: AnyTaskSpec
     parameters: Mapping[str, Array]
 
-    def save(self, path: Path | str) -> Path:
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
         """Write a ``.safetensors`` file that says what it holds.
 
+        Args:
+            path: of the file; a model that was saved there is replaced.
+            overwrite: replace anything else too.
+
         Raises:
-            SettingsError: It can't be written there.
+            SettingsError: It can't be written there, or something else is there.
         """
         target = Path(path)
+        if target.exists() and not (overwrite or is_saved_model(target)):
+            raise SettingsError(f"{target} is there, and is no saved model; choose another path, or overwrite=True")
         try:
             write_atomic(target, self.encode())
         except OSError as error:
@@ -104,6 +110,14 @@ def read_parameter_file(path: Path) -> ParameterFile:
         return ParameterFile(parameters, _described(about, parameters) if about else None)
     except (*UNREADABLE, KeyError) as error:
         raise SettingsError(f"{path}: its header is damaged ({error}); export it again from where it came") from error
+
+
+def is_saved_model(path: Path) -> bool:
+    """Return whether this is a file that ``Model.save`` or ``model-export`` wrote."""
+    try:
+        return read_parameter_file(path).model is not None
+    except SettingsError:
+        return False
 
 
 def read_parameters(path: Path) -> dict[str, Array]:

@@ -47,6 +47,19 @@ def test_a_saved_model_is_read_again(model: Model, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.parameters["w"], PARAMETERS["w"])
 
 
+def test_only_a_saved_model_is_replaced_unasked(tmp_path: Path) -> None:
+    path = MODELS[0].save(tmp_path / "m.safetensors")
+    MODELS[1].save(path)
+    assert header(path)["replayfleet.kind"] == "sub-generator"
+    for content in (b"a letter", save(PARAMETERS)):
+        path.write_bytes(content)
+        with pytest.raises(SettingsError, match="is no saved model; choose another path, or overwrite=True"):
+            MODELS[0].save(path)
+        assert path.read_bytes() == content
+    MODELS[0].save(path, overwrite=True)
+    assert header(path)["replayfleet.kind"] == "task"
+
+
 def test_the_header_names_architecture_classes_preprocessing_version_and_the_spec_s_digest(tmp_path: Path) -> None:
     about = header(MODELS[0].save(tmp_path / "m.safetensors"))
     assert json.loads(about["replayfleet.classes"]) == ["shirt", "shoe"]
