@@ -37,6 +37,9 @@ DEATHS_ON_PROBATION = 2
 MAX_ASIDE = 2
 """Memories of former agreements; the oldest stay, so that nobody can push one out by making up new ones."""
 
+MAX_COUNTED = 1000
+"""Rounds that an aggregator may go back to, and their samples aren't counted twice."""
+
 _DIGEST_BYTES = 32
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -58,6 +61,7 @@ class TrainingCommit(msgspec.Struct, frozen=True):
         num_sub_generators_sent: in the upload.
         epsilon: of all sub-generators so far, at ``delta``; None without differential privacy.
         delta: for which ``epsilon`` holds.
+        counted: digests of the samples that the state has counted, the newest ``MAX_COUNTED`` rounds'.
     """
 
     round: int
@@ -73,6 +77,7 @@ class TrainingCommit(msgspec.Struct, frozen=True):
     num_sub_generators_sent: int = 0
     epsilon: float | None = None
     delta: float | None = None
+    counted: tuple[bytes, ...] = ()
 
     @property
     def privacy(self) -> str:

@@ -116,6 +116,16 @@ def test_a_round_is_trained_on_another_device_to_the_same_bits(method: str, tmp_
     assert (committed(tmp_path).state, committed(tmp_path).upload) == (state.blobs, upload.blobs)
 
 
+def test_samples_of_a_round_that_is_trained_again_are_counted_once(tmp_path: Path) -> None:
+    agreed = spec("pfedgrp")
+    for index in (0, 1, 0, 1):  # after the second, the aggregator was restored to round 0
+        run_job(job(tmp_path, agreed, index))
+    labels = np.concatenate([samples(index).labels for index in range(2)])
+    met = {str(label): int(count) for label, count in enumerate(np.bincount(labels))}
+    assert decode_facts(committed(tmp_path).state_facts)["seen"] == met
+    assert decode_facts(committed(tmp_path).upload_facts)["seen"] == met
+
+
 def test_a_gpu_that_fails_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agreed, local_round = spec("fedavg"), METHODS["fedavg"].local_round
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
 import os
 import sys
 import time
@@ -39,7 +40,7 @@ from replayfleet.edge_client.learning.training.job import (
     parameter_sets_of,
 )
 from replayfleet.edge_client.learning.training.stored import load_state, sampler_for, samples_of
-from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.state_store import MAX_COUNTED, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ReplayfleetError, told
 from replayfleet.federation.service.artefact_codec import EncodedOnce, encode_artefacts, open_artefacts
@@ -92,9 +93,9 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS, job.verified), StateStore(data_dir)
     method: Any = method_of(job.spec)
-    data = samples_of(job.round_data)
-    download = method.Download.unpack(_opened(manifest, blobs))
+    data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
+    held, counted = _counted_once(held, data, records.remembered(job.spec))
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
@@ -147,6 +148,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
             num_sub_generators_sent=len(sub_generators_among(type(upload), [blob.name for blob in sent.blobs])),
             epsilon=None if account is None else account.epsilon,
             delta=None if account is None else account.delta,
+            counted=counted,
         ),
         job.spec,
     )
@@ -154,6 +156,20 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
         records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
     return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
+
+
+def _counted_once(state: Any, data: Any, former: TrainingCommit | None) -> tuple[Any, tuple[bytes, ...]]:
+    """Return a state that hasn't counted these samples yet, and the digests of all that it has counted after them.
+
+    It has where an aggregator went back to a round whose samples are the same again.
+    """
+    from replayfleet.federation.methods.kit.packing import uncounted
+
+    digest = hashlib.sha256(data.images.numpy())
+    digest.update(data.labels.numpy())
+    mark, counted = digest.digest()[:16], () if former is None else former.counted
+    others = tuple(one for one in counted if one != mark)
+    return uncounted(state, data.counts) if mark in counted else state, (*others, mark)[-MAX_COUNTED:]
 
 
 def _opened(manifest: Manifest, blobs: DiskBlobStore) -> Any:

@@ -384,6 +384,16 @@ def weights_among(kind: type[Any], facts: Facts) -> Mapping[ClientId, float]:
     return _weights(facts.get(name, {}), name)
 
 
+def uncounted(record: Any, samples: Callable[[], Mapping[int, int]]) -> Any:
+    """Return a record whose ``COUNTS`` lack samples that they have; ``samples()`` says how many of which class."""
+    names = [d.name for d in _declared(type(record)) if d.part is COUNTS]
+    for name in names:
+        gone, counts = samples(), getattr(record, name)
+        left = {class_id: count - gone.get(class_id, 0) for class_id, count in counts.items()}
+        record = dataclasses.replace(record, **{name: {class_id: n for class_id, n in left.items() if n > 0}})
+    return record
+
+
 def layout(module: nn.Module) -> Parameters:
     """Return a module's state dict on the meta device: names, shapes and dtypes."""
     return {name: tensor.detach().to("meta") for name, tensor in module.state_dict().items()}
