@@ -153,9 +153,14 @@ class Registry:
         """Give a member a new certificate; the one before counts ``overlap_days`` longer.
 
         Raises:
-            SettingsError: It is no member, or what it brings can't be used; nothing was changed.
+            SettingsError: It is no member, what it brings can't be used, or it holds its key and brings no request;
+                nothing was changed.
         """
         self.member(client)
+        if terms.key is None and self._table.holds_its_key(client):
+            raise SettingsError(
+                f"{client} made its own key, which stays there; let it make a request (CSR) with that, for --request"
+            )
         written, issued = self._made(client, terms, renews=True)
         self._table.renew(client, issued, (self._now + timedelta(days=overlap_days)).timestamp())
         return self._done(client, written, terms)
@@ -222,7 +227,8 @@ class Registry:
         if public is not None:
             self._store.pin(client, public)
         expires_at = certificate.not_valid_after_utc.timestamp()
-        return folder, Issued(certificate.serial_number, self._now.timestamp(), expires_at, expires_at, tuple(keys))
+        now, requested = self._now.timestamp(), terms.key is not None
+        return folder, Issued(certificate.serial_number, now, expires_at, expires_at, tuple(keys), requested)
 
     def _own_key(self, client: str, what: str, key: CertificatePublicKeyTypes) -> str:
         """Return a key's digest, unless it was revoked or is another member's: one image on many devices."""

@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS certificates (
     expires_at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS keys (
     digest TEXT PRIMARY KEY, client TEXT NOT NULL, revoked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requested (client TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
 
@@ -37,6 +38,7 @@ class Issued:
         ends_at: from then on it counts no more: its expiry, or earlier if it was revoked or replaced.
         expires_at: its own expiry.
         keys: digests of the public keys that its member brought with it, to write; none where it was read.
+        requested: its member made its key, and asked for it, to write.
     """
 
     serial: int
@@ -44,6 +46,7 @@ class Issued:
     ends_at: float
     expires_at: float
     keys: tuple[str, ...] = ()
+    requested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,10 @@ class Members:
         row = self._db.execute("SELECT client, revoked FROM keys WHERE digest = ?", (key,)).fetchone()
         return None if row is None else (str(row[0]), bool(row[1]))
 
+    def holds_its_key(self, client: str) -> bool:
+        """Whether its newest certificate is for a key that it made."""
+        return self._db.execute("SELECT 1 FROM requested WHERE client = ?", (client,)).fetchone() is not None
+
     def keyless(self) -> tuple[Member, ...]:
         """Members of an earlier version, which kept no keys."""
         known = {client for (client,) in self._db.execute("SELECT DISTINCT client FROM keys")}
@@ -155,7 +162,10 @@ class Members:
     def _issue(client: str, issued: Issued) -> list[_Statement]:
         row = (str(issued.serial), client, issued.issued_at, issued.ends_at, issued.expires_at)
         text = "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)"
-        return [(text, row), *_kept(client, issued.keys)]
+        noted = ("DELETE FROM requested WHERE client = ?", (client,))
+        if issued.requested:
+            noted = ("INSERT OR IGNORE INTO requested VALUES (?)", (client,))
+        return [(text, row), noted, *_kept(client, issued.keys)]
 
     def _change(self, *statements: _Statement, deed: Deed | None = None) -> None:
         try:

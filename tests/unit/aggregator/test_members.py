@@ -96,6 +96,14 @@ def test_a_request_is_signed_and_the_key_stays_where_it_was_made(tmp_path: Path)
     assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "root.json"}
     assert certificate(out).public_key() == key.public_key()
     assert AggregatorStore(tmp_path / "agg").signing_key("cam-1") == signs.public_key().public_bytes_raw()
+    former = (out / "member.crt").read_bytes()
+    refused = run("renew", "cam-1", "--data-dir", tmp_path / "agg")
+    assert "cam-1 made its own key, which stays there; let it make a request" in str(refused.exception)
+    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "root.json"}
+    assert (out / "member.crt").read_bytes() == former
+    assert run("renew", "cam-1", "--data-dir", tmp_path / "agg", *options[:2]).exit_code == 0
+    assert (out / "member.crt").read_bytes() != former
+    assert certificate(out).public_key() == key.public_key()
 
 
 @pytest.mark.parametrize(
