@@ -38,7 +38,7 @@ from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials import identity
 from replayfleet.federation.service.credentials.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
-from replayfleet.federation.service.data_dir import fleet_of
+from replayfleet.federation.service.data_dir import aggregators, fleet_of, read_owner
 from replayfleet.federation.wire.protocol.limits import check_id
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -320,10 +320,14 @@ def opened(
     """
     if not new and not (data_dir / MEMBERS / CA_CERTIFICATE).is_file():
         raise SettingsError(f"data dir {data_dir}: nobody was enrolled here; `aggregator enroll` does")
+    if data_dir.exists():  # somebody else's is left as it is
+        read_owner(data_dir, aggregators(fleet))
     try:
         (data_dir / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data_dir / MEMBERS / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            (data_dir / MEMBERS).rmdir()  # if it is empty: nothing was made
         raise SettingsError(f"{error.filename or data_dir} can't be written ({error.strerror or error})") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

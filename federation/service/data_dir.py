@@ -96,12 +96,18 @@ def fleet_of(path: Path, fleet: str | None) -> str:
     Raises:
         SettingsError: It belongs to another fleet, or not to an aggregator, or isn't writable.
     """
-    owned = {"format": FORMAT_VERSION, "role": "aggregator", "owner": ""}
-    if read_owner(path, owned if fleet is None else {**owned, "fleet": fleet}):
+    owned = aggregators(fleet)
+    if read_owner(path, owned):
         return str(json.loads((path / MARKER).read_bytes()).get("fleet"))
     found = fleet or "fleet"
     write_atomic(path / MARKER, json.dumps({**owned, "fleet": found}, indent=1).encode() + b"\n", private=True)
     return found
+
+
+def aggregators(fleet: str | None) -> dict[str, object]:
+    """Return what ``read_owner`` expects of an aggregator's data dir; of any fleet if None."""
+    owned = {"format": FORMAT_VERSION, "role": "aggregator", "owner": ""}
+    return owned if fleet is None else {**owned, "fleet": fleet}
 
 
 def read_owner(path: Path, expected: dict[str, object]) -> bool:

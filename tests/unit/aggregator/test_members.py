@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -338,7 +339,19 @@ def test_a_data_dir_is_that_fleets_from_then_on(tmp_path: Path) -> None:
 
 def test_a_client_s_folder_is_no_aggregator_s(tmp_path: Path) -> None:
     data_dir.claim_data_dir(tmp_path, fleet="fleet", role="client", owner="cam-1").close()
+    before = sorted(tmp_path.iterdir())
     assert "belongs to role 'client'" in str(run("enroll", "cam-2", "--data-dir", tmp_path).exception)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_whose_lock_can_t_be_made_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(enrolment.os, "open", full)
+    with pytest.raises(SettingsError, match="No space left"), opened(tmp_path, new=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_brokers_certificate_follows_its_names_and_is_renewed_in_time(tmp_path: Path) -> None:
