@@ -142,6 +142,23 @@ def test_uploads_of_the_open_round_are_made_again_and_none_is_lost(world: World)
     assert world.sources["cam-0"].asked.count(0) == 2
 
 
+def test_a_device_that_restarts_meanwhile_counts_the_samples_of_its_round_once(world: World) -> None:
+    world.start_client("cam-0")
+    world.until(lambda: len(world.aggregator.coordinator.rounds.accepted) == 1)
+    world.clients.pop("cam-0").stop()
+    remembered = memory(world, "cam-0")
+    grow(world, MORE)
+    world.start_client("cam-0")
+    world.start_client("cam-1", 1)
+    world.until(lambda: committed(world) >= 1)
+    assert world.sources["cam-0"].asked[0] == 0
+    now = memory(world, "cam-0")
+    assert now.sub_generators.keys() >= remembered.sub_generators.keys()
+    commit = StateStore(world.folder / "cam-0").training()
+    assert commit is not None
+    assert sum(now.seen.values()) == (commit.round + 1) * sum(remembered.seen.values())
+
+
 def add_classes_refused_or_planned(world: World) -> str:
     """Return the plan; while the aggregator runs in this very process, its data dir isn't claimed."""
     return add_classes(world.folder / "aggregator", [MORE], "tester", 0.0, only_plan=True).text
