@@ -246,7 +246,7 @@ class AggregatorService:
             self.start()
             self.loop.run(stop, lambda now: self._grows or self.coordinator.over(now), manager)
             rounds = self.coordinator.rounds
-            if rounds.phase is Phase.FINISHED and self._store.num_in_vain() == rounds.index:
+            if rounds.phase is Phase.FINISHED and 0 < rounds.index == self._store.num_in_vain():
                 raise ReplayfleetError(
                     f"none of the {rounds.index} rounds could use an upload, every client has the model that it began "
                     "with; `aggregator history --data-dir DIR` says why"

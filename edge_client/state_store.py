@@ -61,7 +61,7 @@ class TrainingCommit(msgspec.Struct, frozen=True):
         num_sub_generators_sent: in the upload.
         epsilon: of all sub-generators so far, at ``delta``; None without differential privacy.
         delta: for which ``epsilon`` holds.
-        counted: digests of the samples that the state has counted, the newest ``MAX_COUNTED`` rounds'.
+        counted: digests of rounds and their samples that the state has counted, the newest ``MAX_COUNTED`` rounds'.
     """
 
     round: int

@@ -95,7 +95,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     method: Any = method_of(job.spec)
     data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
-    held, counted = _counted_once(held, data, records.remembered(job.spec))
+    held, counted = _counted_once(held, data, manifest.round, records.remembered(job.spec))
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
@@ -158,15 +158,18 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
 
 
-def _counted_once(state: Any, data: Any, former: TrainingCommit | None) -> tuple[Any, tuple[bytes, ...]]:
+def _counted_once(
+    state: Any, data: Any, round_index: int, former: TrainingCommit | None
+) -> tuple[Any, tuple[bytes, ...]]:
     """Return a state that hasn't counted these samples yet, and the digests of all that it has counted after them.
 
-    It has where an aggregator went back to a round whose samples are the same again.
+    It has where an aggregator went back to this round, and its samples are the same again.
     """
     from replayfleet.federation.methods.kit.packing import uncounted
 
-    digest = hashlib.sha256(data.images.numpy())
-    digest.update(data.labels.numpy())
+    digest = hashlib.sha256(b"%d" % round_index)
+    for part in (data.images, data.labels):
+        digest.update(part.contiguous().numpy())
     mark, counted = digest.digest()[:16], () if former is None else former.counted
     others = tuple(one for one in counted if one != mark)
     return uncounted(state, data.counts) if mark in counted else state, (*others, mark)[-MAX_COUNTED:]
