@@ -117,7 +117,8 @@ class Optimisation:
         """
         if pace is None:
             return self
-        stage = Stage(self.num_epochs, steps_per_epoch(num_samples, self.batch_size))
+        alone = num_samples % self.batch_size == 1  # BatchNorm learns nothing of a last batch of one, which is left out
+        stage = Stage(self.num_epochs, steps_per_epoch(num_samples - alone, self.batch_size))
         return replace(self, should_stop=pace.task_model(stage, ahead))
 
 

@@ -123,6 +123,22 @@ def test_never_learned_classes_come_first_then_the_worst_drifted_and_results_kee
     assert same(trained[3].generator, expected.generator)
 
 
+@pytest.mark.parametrize("num_samples", [2, 4, 5, 6, 9])
+def test_a_pace_is_told_as_many_steps_as_are_taken(num_samples: int) -> None:
+    pace, taken = Script(), 0
+
+    def count() -> bool:
+        nonlocal taken
+        taken += 1
+        return False
+
+    sgd = Optimisation(num_epochs=3, batch_size=4, learning_rate=0.1, momentum=0.0, weight_decay=0.0)
+    sgd.paced(num_samples, pace)
+    data, start = toy_data({0: num_samples}), initialise(build_task_model(SPEC), rng()).state_dict()
+    train_task_model(SPEC, start, data.images, data.labels, replace(sgd, should_stop=count), rng())
+    assert pace.asked[0][0].num_steps == taken
+
+
 def round_of(method: str, data: RoundData, state: Any = None, **options: Any) -> tuple[Any, Any]:
     built = METHODS[method](task=SPEC, **TINY)
     download = built.initial_download(seeded_generator(0, 0, "initial"))
@@ -188,7 +204,7 @@ def test_a_class_without_a_turn_is_counted_but_not_remembered_and_is_first_when_
     pace = Script(task_steps=1, turns=[1, None])
     state, upload = round_of(method, data, pace=pace)
     task, ahead = pace.asked[0]
-    assert (task.num_epochs, task.steps_per_epoch) == (2, 4)
+    assert (task.num_epochs, task.steps_per_epoch) == (2, 3), "13 samples in batches of 4, the last of one left out"
     assert sorted(stage.num_steps for stage in ahead) == [4, 4]
     assert list(state.sub_generators) == [0]
     assert state.seen == {0: 8, 1: 5}
