@@ -96,7 +96,8 @@ class Operating:
         _check_operator(somebody)
         plan = await run_in_threadpool(self._watch.control.plan, verb)
         facts = {
-            "title": name_of(verb).capitalize(), "verb": name_of(verb), "client": client_of(verb), "plan": plan,
+            "title": " ".join(reversed(name_of(verb).split())).capitalize(),  # round open: Open round
+            "verb": name_of(verb), "client": client_of(verb), "plan": plan,
             "fields": {name: value for name in _FIELDS if (value := request.query_params.get(name))},
             "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb),
         }  # fmt: skip

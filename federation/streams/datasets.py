@@ -125,7 +125,10 @@ def load_dataset(
         raise _not_found(name, places, kind.how_to_get)
     task = _task(name, kind, size, tuple(found[0].class_names))
     if name not in DATASETS:
-        _check_added(name, found, task)
+        try:
+            _check_added(name, found, task)
+        except (AttributeError, TypeError, IndexError) as error:  # a list in an array's place, for one
+            raise SettingsError(f"data set {name}, of an installed package, holds no arrays: {error}") from error
     return Dataset(name, *found, task)
 
 

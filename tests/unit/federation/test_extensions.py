@@ -318,6 +318,21 @@ YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "c
         assert len(load_dataset("yard", data_root=tmp_path).train.labels) == 2
 
 
+def test_a_data_set_of_lists_is_told_that_they_are_no_arrays(install: Install, tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.models.specs import TaskSpec
+
+PART = LabelledImages([[[[0]]]], np.array([0]), ("gate", "cart"))
+YARD = DatasetKind((28,), lambda *_: (PART, PART), "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
+"""
+    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    with pytest.raises(SettingsError, match="data set yard, of an installed package, holds no arrays: "):
+        load_dataset("yard", data_root=tmp_path)
+
+
 @pytest.mark.parametrize("names", ["('cart', 'gate')", "('gate',)"])
 def test_a_test_part_whose_classes_are_others_would_be_judged_by_wrong_labels(
     install: Install, tmp_path: Path, names: str
