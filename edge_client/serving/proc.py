@@ -22,14 +22,14 @@ def anonymous_bytes(pid: int) -> int | None:
 
 
 def is_starved(pid: int) -> bool:
-    """Whether a process wants to run and gets less than half a core; takes 50 ms.
+    """Whether a process wants to run and gets less than half a core; takes 50 ms, or longer where we get none either.
 
     Tells a model that others leave no time from one that hangs: the latter sleeps, or computes all the time.
     """
     try:
-        before = _cpu_s(pid)
+        before, began = _cpu_s(pid), time.monotonic()
         time.sleep(_SAMPLE_S)
-        return _wants_to_run(pid) and _cpu_s(pid) - before < _MIN_SHARE * _SAMPLE_S
+        return _wants_to_run(pid) and _cpu_s(pid) - before < _MIN_SHARE * (time.monotonic() - began)
     except (OSError, IndexError, ValueError):
         return False
 
