@@ -38,7 +38,7 @@ from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import NothingLearned, SettingsError
 from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.methods.kit.promises import remembered_layout
 from replayfleet.federation.service.credentials.certificates import CertificateTimes
@@ -237,8 +237,8 @@ class AggregatorService:
             manager: is told that this aggregator is ready, and that its loop and MQTT turn.
 
         Raises:
-            ReplayfleetError: A round can't be aggregated, the database is damaged, or no round of a finished run had an
-                upload that could be used. Nothing accepted is lost.
+            ReplayfleetError: A round can't be aggregated, or the database is damaged. Nothing accepted is lost.
+            NothingLearned: No round of a finished run could use an upload.
         """
         manager = manager or ServiceManager()
         local = LocalSocket(self._folder, self.control)
@@ -247,7 +247,7 @@ class AggregatorService:
             self.loop.run(stop, lambda now: self._grows or self.coordinator.over(now), manager)
             rounds = self.coordinator.rounds
             if rounds.phase is Phase.FINISHED and 0 < rounds.index == self._store.num_in_vain():
-                raise ReplayfleetError(
+                raise NothingLearned(
                     f"none of the {rounds.index} rounds could use an upload, every client has the model that it began "
                     "with; `aggregator history --data-dir DIR` says why"
                 )

@@ -64,6 +64,10 @@ class SettingsError(ReplayfleetError):
     """What the operator wrote can't be used; nothing was started or written."""
 
 
+class NothingLearned(ReplayfleetError):
+    """A run is over, and no round of it could use an upload; to begin it again changes nothing."""
+
+
 class MethodFault(ReplayfleetError):
     """A method of another package doesn't keep what ``methods.kit.records.Method`` promises."""
 

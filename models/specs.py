@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -51,8 +52,11 @@ DETECTORS = ("tiny-yolo", "pyramid")
 STANDARD_WIDTH = 16
 """Channels of the published tiny YOLO's first convolution."""
 
-MAX_NAMES_BYTES = 48 * 1024
+MAX_NAMES_BYTES = 56 * 1024
 """Of all classes' names together, as JSON: an aggregator's will has them, and MQTT's wills end at 64 KB."""
+
+_BREAKING = frozenset(("Cc", "Cs", "Zl", "Zp"))
+"""Unicode's categories of controls, halves of characters, and breaks of lines and paragraphs."""
 
 NARROW_WIDTH = 4
 """Of one for small boards: a sixteenth of the parameters and of the arithmetic."""
@@ -242,7 +246,7 @@ def _check_names(class_names: tuple[str, ...]) -> None:
     for name in class_names:
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"a class is named {name!r}, expected a name")
-        if not name.isprintable():
+        if any(unicodedata.category(character) in _BREAKING for character in name):
             raise ValueError(f"a class is named {name!a:.80}, expected what can be printed in a line")
         if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")

@@ -40,13 +40,16 @@ def _run(name: str, home: str, main: str = "main") -> None:
         pressed.append(number)
         signal.default_int_handler(number, frame)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
-        getattr(importlib.import_module(home), main)()
-    except (KeyboardInterrupt, Exception):
+        module = importlib.import_module(home)
+    except (KeyboardInterrupt, Exception):  # what is half imported may fail of that
         if not pressed:
             raise
-        # PyTorch, while it imports NumPy, swallows the interrupt, and fails of what is half imported.
+    if pressed:  # some libraries swallow it while they import
         sys.stderr.write(f"{name}: stopped\n")
         sys.exit(130)
+    signal.signal(signal.SIGINT, former)
+    getattr(module, main)()

@@ -31,8 +31,6 @@ MAX_LIVE = 256
 MAX_KEPT = 256
 MAX_FIELD = 200
 KEEP_ALIVE_S = 15.0
-LIVE_S = 3600.0
-"""A page asks again after this: one that nobody reads, whose system takes the little that there is, doesn't."""
 _STATIC = Path(__file__).parent / "static"
 _ADDRESSES = ("/", "/round", "/methods", "/journal")
 
@@ -117,8 +115,7 @@ class Console:
         self._num_live += 1
         try:
             last, quiet_s = None, 0.0
-            yield "retry: 100\n\n"
-            for _ in range(int(LIVE_S / LOOK_EVERY_S)):
+            while True:
                 number = await run_in_threadpool(self._watch.number)
                 quiet_s += LOOK_EVERY_S
                 if number != last or quiet_s >= KEEP_ALIVE_S:

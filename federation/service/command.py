@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 
 import click
 
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import NothingLearned, ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno, is_damage
@@ -118,7 +118,7 @@ def with_settings(
 
 
 def run_command(command: click.Command, name: str, handed: object = None) -> NoReturn:
-    """Run ``command`` and exit: 2 for what the operator wrote, 1 for the rest, 130 for Ctrl-C.
+    """Run ``command`` and exit: 2 for what the operator wrote, 4 for a run in vain, 1 for the rest, 130 for Ctrl-C.
 
     Args:
         command: the outermost command or group.
@@ -171,7 +171,7 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
     """Return an expected error as (one line, exit code); others are raised."""
     match error:
         case ReplayfleetError():
-            return str(error), 2 if isinstance(error, SettingsError) else 1
+            return str(error), 2 if isinstance(error, SettingsError) else 4 if isinstance(error, NothingLearned) else 1
         case ModuleNotFoundError():
             ours = (error.name or "").partition(".")[0] in _EXTRAS
             own = "replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build"

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import NothingLearned
 from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
@@ -63,7 +63,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
 
     Raises:
         SettingsError: It can't be made; nothing was written.
-        ReplayfleetError: Every upload of every round was left out; the result was written.
+        NothingLearned: Every upload of every round was left out; the result was written.
         SystemExit: With ``UNFINISHED``, when its minutes are over.
     """
     spec.check()
@@ -99,7 +99,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
     )
     uploads = [client.quarantined for record in result.rounds for client in record.clients.values() if client.present]
     if all(uploads):
-        raise ReplayfleetError(f"every upload of every round was left out, so nobody learned anything: {uploads[-1]}")
+        raise NothingLearned(f"every upload of every round was left out, so nobody learned anything: {uploads[-1]}")
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.steps import DEEDS, Step
 from replayfleet.aggregator.sync import downloads
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import NothingLearned, SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.waits import Why
@@ -469,7 +469,7 @@ def test_a_run_ends_with_an_error_if_none_of_its_rounds_was_aggregated(
         if num_failed == 1:
             assert fleet.service.run(threading.Event())
             return
-        with pytest.raises(ReplayfleetError, match="none of the 2 rounds could use an upload"):
+        with pytest.raises(NothingLearned, match="none of the 2 rounds could use an upload"):
             fleet.service.run(threading.Event())
     finally:
         fleet.close()

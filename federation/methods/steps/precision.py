@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -19,6 +19,8 @@ _ROUNDED = frozenset(
     (F.conv2d, F.conv_transpose2d, F.linear, torch.bmm, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 )
 """What task models multiply with, ours and packages'; a name that is missing here is slow, and no less right."""
+
+_FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def computing_in(precision: str, device: torch.device, *, vmapped: bool = False) -> AbstractContextManager[object]:
@@ -59,7 +61,7 @@ class _Rounding(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function not in _ROUNDED:
+        if function not in _ROUNDED or "out" in kwargs or not _are_floats((*args, *kwargs.values())):
             return function(*args, **kwargs)
         with torch.autocast(self._device_type, enabled=False):
             sums = function(*map(self._rounded, args), **{name: self._rounded(one) for name, one in kwargs.items()})
@@ -70,7 +72,12 @@ class _Rounding(TorchFunctionMode):
         return value.bfloat16().to(self._multiplied_in) if isinstance(value, Tensor) else value
 
 
+def _are_floats(values: Iterable[object]) -> bool:
+    """Whether autocast takes all tensors among these; it leaves integers, complex numbers and float64 as they are."""
+    return all(value.dtype in _FLOATS for value in values if isinstance(value, Tensor))
+
+
 @functools.cache
 def _multiplies_bfloat16() -> bool:
     """Return whether PyTorch has fast kernels of bfloat16 for this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

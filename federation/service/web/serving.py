@@ -23,14 +23,9 @@ SURPLUS = 16
 FIRST_REQUEST_S = 10.0
 """A connection that has asked for nothing (more) by then, in whole, gives its place back."""
 
-TAKING_S = 20.0
-"""A reader that took nothing of what waits for it for so long gives its place back."""
-
 
 class _Punctual(H11Protocol):
-    """HTTP for those who have something to ask, and who read: uvicorn's own waits for a connection for ever."""
-
-    _pause: object = None
+    """HTTP for those who have something to ask: uvicorn's own lets a connection be silent for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,32 +38,9 @@ class _Punctual(H11Protocol):
         super().on_response_complete()
         self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request, self.cycle)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._pause = object()
-        self._look_again(self._pause)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._pause = None
-
-    def _look_again(self, pause: object) -> None:
-        self.loop.call_later(TAKING_S, self._expect_taking, pause, self.transport.get_write_buffer_size())
-
-    def _expect_taking(self, pause: object, waiting: int) -> None:
-        """While nobody takes it nothing more is written, so that it becomes less only by being taken."""
-        if self._pause is not pause or self.transport.is_closing():
-            return
-        if self.transport.get_write_buffer_size() >= waiting:
-            self.transport.abort()
-        else:
-            self._look_again(pause)
-
     def _expect_a_request(self, earlier: object = None) -> None:
         request: object = self.cycle  # None before the first one, whatever uvicorn's types say
-        if request is earlier and self._pause is not None:  # it still takes the last answer
-            self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request, earlier)
-        elif request is earlier:
+        if request is earlier:
             self.transport.abort()
 
 

@@ -34,6 +34,8 @@ REST_S = 30.0
 """A store that failed isn't asked again before."""
 
 _CHUNK_BYTES = 1 << 20
+_NAMING = frozenset(("s3", "gs", "gcs", "az", "abfs", "ftp", "sftp", "smb"))
+"""Protocols whose URLs begin with a bucket or a host."""
 _S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 3, "read_timeout": 10, "retries": {"max_attempts": 1}}}
 
 log = logging.getLogger(__name__)
@@ -46,15 +48,17 @@ def check_store(url: str) -> str:
         SettingsError: It is none, holds a password, which other users of this machine would see, or the package that
             speaks its protocol isn't installed.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingsError(f"blob store {url!r}: {error}") from None
     scheme = parts.scheme
     if parts.password is not None:
         raise SettingsError(
             f"blob store {scheme}://...: its URL holds a password; give it in FSSPEC_{scheme.upper()}_PASSWORD, or as "
             "the protocol's own programs take it"
         )
-    is_place = parts.path.startswith("/") if scheme == "file" else bool(parts.netloc)
-    if not scheme or not is_place or (scheme == "file" and parts.netloc):
+    if not scheme or (scheme in _NAMING and not parts.netloc):
         raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
     if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
         raise SettingsError(f"blob store {url}: needs fsspec: pip install 'replayfleet[store]'")
@@ -128,7 +132,9 @@ class ClaimStore:
         if self._opened is None:
             fsspec: Any = importlib.import_module("fsspec")
             options: dict[str, Any] = _S3 if self._scheme == "s3" else {"auto_mkdir": True} if self._is_shared else {}
-            files, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False, **options)
+            files, root = fsspec.core.url_to_fs(
+                self._url, use_listings_cache=False, skip_instance_cache=True, **options
+            )
             self._opened = files, f"{root.rstrip('/')}/{self._fleet}"
         return self._opened
 
@@ -185,7 +191,7 @@ class ClaimStore:
                     now = time.monotonic()
                     fresh, self._told_until = now >= self._told_until, now + REST_S
                     if not absent:
-                        self._rests_until = now + REST_S
+                        self._rests_until, self._opened = now + REST_S, None
                 if fresh:
                     text = " ".join(str(error).split())[:300]
                     log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)

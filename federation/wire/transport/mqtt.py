@@ -256,7 +256,6 @@ class MqttSession:
         except (OSError, ValueError) as error:
             return describe_failure(error, self._plan.address)
         except Exception as error:  # of paho's: a session whose thread has ended would never connect again
-            log.exception("session not opened broker=%s", self._plan.address)
             return f"{type(error).__name__}: {error}"
         finally:
             self._turns = self.turns + 1

@@ -14,8 +14,8 @@ def test_names_fit_into_what_a_broker_says_of_who_is_gone() -> None:
     TaskSpec(1, 28, tuple(str(index) for index in range(4096)))
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\u202eb", "\0", "\ud800"])
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "\0", "\ud800"])
 def test_a_name_is_printed_in_one_line(name: str) -> None:
     with pytest.raises(ValueError, match="expected what can be printed in a line"):
         TaskSpec(1, 28, ("car", name))
-    TaskSpec(1, 28, ("Straßenbahn", "自転車"))
+    TaskSpec(1, 28, ("Straßenbahn", "自転車", "\u0645\u06cc\u200c\u062e", "a\u00a0b", "\u3000c"))

@@ -88,6 +88,20 @@ def test_packages_models_may_multiply_in_other_ways(multiplied: Callable[[torch.
     assert found.item() == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex64])
+def test_what_autocast_leaves_as_it_is_is_left(dtype: torch.dtype) -> None:
+    one = torch.tensor([[257]]).to(dtype)
+    with rounding_to_bfloat16("cpu", torch.float32):
+        assert torch.equal(one @ one, (257 * 257 * torch.ones(1, 1)).to(dtype))
+
+
+def test_what_is_written_elsewhere_arrives_there() -> None:
+    one, out = torch.tensor([[2.0]]), torch.zeros(1, 1)
+    with rounding_to_bfloat16("cpu", torch.float32), torch.no_grad():
+        torch.matmul(one, one, out=out)
+    assert out.item() == 4
+
+
 def test_sums_are_of_float32() -> None:
     many = torch.ones(1, 4096)  # one after the other, a sum in bfloat16 ends at 256
     with rounding_to_bfloat16("cpu", torch.float32):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from replayfleet.federation.service.web import guard, serving
-
-LARGE = 16 << 20
-pouring: list[bool] = []
 
 
 @pytest.fixture
@@ -32,24 +28,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
         except guard.Refused as refused:
             return PlainTextResponse(str(refused), refused.status)
 
-    async def pours(_: Request) -> StreamingResponse:
-        async def endless() -> AsyncIterator[bytes]:
-            pouring.append(True)
-            try:
-                while True:
-                    yield bytes(1 << 16)
-                    await asyncio.sleep(0)
-            finally:
-                pouring.clear()
-
-        return StreamingResponse(endless())
-
-    routes = [
-        Route("/", lambda _: PlainTextResponse("here")),
-        Route("/body", takes, methods=["POST"]),
-        Route("/live", pours),
-        Route("/large", lambda _: PlainTextResponse(bytes(LARGE))),
-    ]
+    routes = [Route("/", lambda _: PlainTextResponse("here")), Route("/body", takes, methods=["POST"])]
     app = Starlette(routes=routes)
     made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4)
     thread = threading.Thread(target=made.run)
@@ -136,40 +115,3 @@ def test_a_body_that_is_too_long_or_doesnt_come_is_refused(
     with socket.create_connection(address, timeout=60) as asking:
         asking.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length + bytes(sent))
         assert asking.recv(100).split()[1] == status
-
-
-def asking(server: serving.WebServer, path: str) -> socket.socket:
-    address = server._server.servers[0].sockets[0].getsockname()
-    reader = socket.socket()
-    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    reader.settimeout(60)
-    reader.connect(address)
-    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    return reader
-
-
-def test_a_reader_that_takes_nothing_gives_its_place_back(
-    server: serving.WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "TAKING_S", 0.2)
-    with asking(server, "/live") as reader:
-        assert reader.recv(1)
-        deadline = time.monotonic() + 30
-        while (server._server.server_state.connections or pouring) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not server._server.server_state.connections
-        assert not pouring, "what was poured for it ends too"
-
-
-def test_a_slow_reader_keeps_its_place(server: serving.WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "TAKING_S", 0.5)
-    taken = 0
-    with asking(server, "/large") as reader:
-        while taken < LARGE:
-            time.sleep(0.1)
-            for _ in range(32):
-                found = reader.recv(1 << 15)
-                assert found, f"closed after {taken} bytes"
-                taken += len(found)
-                if taken >= LARGE:
-                    break
