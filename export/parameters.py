@@ -56,7 +56,7 @@ class Model:
             SettingsError: It can't be written there, or something else is there.
         """
         target = Path(path)
-        if target.exists() and not (overwrite or is_saved_model(target)):
+        if target.exists() and not (overwrite or target.is_dir() or is_saved_model(target)):
             raise SettingsError(f"{target} is there, and is no saved model; choose another path, or overwrite=True")
         try:
             write_atomic(target, self.encode())

@@ -6,7 +6,6 @@ Both ends derive every parameter shape from a ``TaskSpec``, so the spec travels 
 from __future__ import annotations
 
 import dataclasses
-import json
 import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -52,11 +51,8 @@ DETECTORS = ("tiny-yolo", "pyramid")
 STANDARD_WIDTH = 16
 """Channels of the published tiny YOLO's first convolution."""
 
-MAX_NAMES_BYTES = 56 * 1024
-"""Of all classes' names together, as JSON: an aggregator's will has them, and MQTT's wills end at 64 KB."""
-
-_BREAKING = frozenset(("Cc", "Cs", "Zl", "Zp"))
-"""Unicode's categories of controls, halves of characters, and breaks of lines and paragraphs."""
+_BREAKING = frozenset(("Cc", "Zl", "Zp"))
+"""Unicode's categories of controls, and of breaks of lines and paragraphs."""
 
 NARROW_WIDTH = 4
 """Of one for small boards: a sixteenth of the parameters and of the arithmetic."""
@@ -251,11 +247,6 @@ def _check_names(class_names: tuple[str, ...]) -> None:
         if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
         seen.add(name)
-    length = sum(len(json.dumps(name, ensure_ascii=False).encode()) + 1 for name in class_names)
-    if length > MAX_NAMES_BYTES:
-        raise ValueError(
-            f"names of {len(class_names)} classes take {length} bytes, expected at most {MAX_NAMES_BYTES}; shorten them"
-        )
 
 
 def _check_anchors(anchors: tuple[tuple[float, float], ...]) -> None:

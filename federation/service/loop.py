@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.inbox import FairInbox, Message, Work
 from replayfleet.federation.service.logs import EventLogger
@@ -22,6 +23,7 @@ TICK_S = 0.1
 LOOK_EVERY_S = 0.5
 FLOOD = 50
 """So many messages sent in vain between two looks are a flood; of an honest client there are hardly any."""
+MAX_WILL_BYTES = 0xFFFF
 TELL_EVERY_S = 10.0
 MAX_TOLD = 4
 """Those who had most messages dropped are named, one line each."""
@@ -98,9 +100,18 @@ class Loop:
         self.flooding: frozenset[str] = frozenset()
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
-        """Make both sessions; they connect with ``start``. A will goes with the control session."""
+        """Make both sessions; they connect with ``start``. A will goes with the control session.
+
+        Raises:
+            SettingsError: MQTT has no room for the will.
+        """
         if will is not None:
             will = Will(will.topic, self._signer.seal(will.topic, will.payload, Kind.WILL), will.retain)
+            if len(will.payload) > MAX_WILL_BYTES:
+                raise SettingsError(
+                    f"what a broker says when we are gone takes {len(will.payload)} bytes, and MQTT {MAX_WILL_BYTES} "
+                    "at most; shorten the names of classes"
+                )
         self.control = connect(f"{name}-control", self._receive, will)
         self.data = connect(f"{name}-data", self._receive, None)
         self.control.subscribe(topics.control)

@@ -245,3 +245,8 @@ def test_what_a_message_takes_is_charged_to_the_client_that_sent_it(monkeypatch:
     service.loop.pump(0.0)
     assert [topic.split("/")[4] for topic in service.heard if topic != "tick"] == ["cam", *["calm"] * 3]
     assert service.loop.flooding == {"cam"}
+
+
+def test_a_will_that_mqtt_has_no_room_for_is_refused_and_not_tried_for_ever() -> None:
+    with pytest.raises(SettingsError, match=r"takes 65... bytes, and MQTT 65535 at most; shorten the names of classes"):
+        Service().loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", bytes(65_500)))
