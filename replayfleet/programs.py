@@ -40,8 +40,7 @@ def _run(name: str, home: str, main: str = "main") -> None:
         pressed.append(number)
         signal.default_int_handler(number, frame)
 
-    former = signal.getsignal(signal.SIGINT)
-    if former is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
         module = importlib.import_module(home)
@@ -51,5 +50,6 @@ def _run(name: str, home: str, main: str = "main") -> None:
     if pressed:  # some libraries swallow it while they import
         sys.stderr.write(f"{name}: stopped\n")
         sys.exit(130)
-    signal.signal(signal.SIGINT, former)
+    if signal.getsignal(signal.SIGINT) is interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     getattr(module, main)()

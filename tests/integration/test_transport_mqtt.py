@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from replayfleet.federation.wire.transport.broker_address import Credentials, Tl
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from replayfleet.federation.wire.transport.mqtt_connection import Connection
 from tests.support.voices import Plain
 
 log = logging.getLogger(__name__)
@@ -217,6 +219,25 @@ def test_a_broker_that_appears_later_gets_what_was_said_meanwhile(caplog: pytest
         session.stop()
         other.stop()
     assert caplog.text.count("nothing listens on") <= 4
+
+
+@needs_mosquitto
+def test_what_paho_fails_of_is_told_and_tried_again(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, fails = Connection.open, [True]
+
+    def fails_at_first(connection: Connection) -> None:
+        if fails:
+            raise struct.error("'H' format requires 0 <= number <= 65535")
+        opened(connection)
+
+    monkeypatch.setattr(Connection, "open", fails_at_first)
+    session, _ = listen(broker_url, "cam-1", "t")
+    try:
+        until(lambda: session.state.endswith("'H' format requires 0 <= number <= 65535"))
+        fails.clear()
+        until(lambda: session.connected)
+    finally:
+        session.stop()
 
 
 @needs_mosquitto

@@ -386,8 +386,7 @@ def weights_among(kind: type[Any], facts: Facts) -> Mapping[ClientId, float]:
 
 def uncounted(record: Any, samples: Callable[[], Mapping[int, int]]) -> Any:
     """Return a record whose ``COUNTS`` lack samples that they have; ``samples()`` says how many of which class."""
-    names = [d.name for d in _declared(type(record)) if d.part is COUNTS]
-    for name in names:
+    for name in (declared.name for declared in _declared(type(record)) if declared.part is COUNTS):
         gone, counts = samples(), getattr(record, name)
         left = {class_id: count - gone.get(class_id, 0) for class_id, count in counts.items()}
         record = dataclasses.replace(record, **{name: {class_id: n for class_id, n in left.items() if n > 0}})

@@ -253,10 +253,8 @@ class MqttSession:
         self._opening_since = time.monotonic()
         try:
             connection.open()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # paho's too: a session whose thread has ended would never connect again
             return describe_failure(error, self._plan.address)
-        except Exception as error:  # of paho's: a session whose thread has ended would never connect again
-            return f"{type(error).__name__}: {error}"
         finally:
             self._turns = self.turns + 1
             self._opening_since = None
