@@ -79,8 +79,9 @@ class RoundOutcome:
 
 @dataclass(slots=True)
 class _State:
-    """What goes from one round to the next."""
+    """What goes from one round to the next; ``initial`` is round 0's download."""
 
+    initial: Any
     aggregator: Any
     clients: dict[ClientId, Any]
     downloads: dict[ClientId, Any]
@@ -200,6 +201,7 @@ class Simulation:
         for name in names:
             accounts.transfer(name, "down", initial.pack())
         return _State(
+            initial=initial,
             aggregator=aggregator_state,
             clients=dict.fromkeys(names, client_state),
             downloads=dict.fromkeys(names, initial),
@@ -236,9 +238,9 @@ class Simulation:
             with spread_by(threads.map), faults_named(self.method, "aggregate", all_of_them=True):
                 made = self.method.aggregate(before, uploads, rng, sampler=state.aggregator_sampler)
             untouched.check("aggregate")
-            state.aggregator, downloads = aggregated(self.method, made, self._initial_download, state.clients)
+            state.aggregator, downloads = aggregated(self.method, made, lambda: state.initial, state.clients)
             state.aggregator, downloads = self._published(state, before, downloads)
-        state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
+        state.downloads = {name: self._download(name, downloads, state) for name in state.clients}
         aggregate_s, aggregate_cpu_s = self.clock() - aggregation_started, time.process_time() - cpu_started
         self._choose(round_index, state, local_rounds)
 
@@ -287,11 +289,11 @@ class Simulation:
         candidates = {name: candidate_of(upload, state.downloads[name]) for name, upload in uploads.items()}
         return screen(candidates, TaskAnswers(self.method.task), MAX_CHANGE)
 
-    def _download(self, name: ClientId, downloads: Mapping[ClientId, Any], aggregator: Any) -> Any:
+    def _download(self, name: ClientId, downloads: Mapping[ClientId, Any], state: _State) -> Any:
         """What a client gets; whoever missed the round gets what the aggregator has kept for it."""
         if name in downloads:
             return downloads[name]
-        return self.method.download_for(aggregator, name, self._initial_download())
+        return self.method.download_for(state.aggregator, name, state.initial)
 
     def _local_rounds(
         self,
@@ -387,13 +389,12 @@ class Simulation:
         self, state: _State, before: Any, downloads: Mapping[ClientId, Any]
     ) -> tuple[Any, Mapping[ClientId, Any]]:
         """Return the aggregator's state and the downloads as they travel."""
-        initial = functools.cache(self._initial_download)
         aggregator, downloads, rounded = published(
             self.method,
             answers_of(self.method.task),
             state.aggregator,
             downloads,
-            lambda name: self.method.download_for(before, name, initial()),
+            lambda name: self.method.download_for(before, name, state.initial),
         )
         state.packed = packed_sizes(rounded)
         return aggregator, downloads
@@ -486,13 +487,12 @@ class Simulation:
         device = torch_device(self.torch_device)
         aggregator = unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
         state.aggregator = placed(aggregator, device)
-        initial = self._initial_download()
         for name, stored in last.clients.items():
             artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
             state.remainders[name] = remainder_among(artefacts)
             state.served.restore(name, artefacts)
-            state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
+            state.downloads[name] = self.method.download_for(state.aggregator, name, state.initial)
         state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state

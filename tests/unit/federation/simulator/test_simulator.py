@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 from pathlib import Path
@@ -256,6 +257,27 @@ def test_only_the_last_round_s_tensors_are_kept(tmp_path: Path):
     snapshot = checkpoints.load()[-1]
     named = {entry.digest for state in (snapshot.aggregator, *snapshot.clients.values()) for entry in state.blobs}
     assert {path.stem for path in (tmp_path / "blobs").iterdir()} == named
+
+
+def test_the_first_download_is_made_once_in_a_run(monkeypatch: pytest.MonkeyPatch):
+    made, real = [], NudgeMethod.initial_download
+
+    def counted(method: NudgeMethod, rng: torch.Generator) -> Any:
+        made.append(method)
+        return real(method, rng)
+
+    monkeypatch.setattr(NudgeMethod, "initial_download", counted)
+    simulation(num_rounds=3, num_clients=3, num_absent=1).run()
+    assert len(made) == 1
+
+
+def test_a_round_s_uploads_are_gone_before_the_next_round_makes_its_own():
+    def uploads() -> int:
+        return sum(type(one) is NudgeUpload for one in gc.get_objects())
+
+    before, alive = uploads(), []
+    simulation(num_rounds=3).run(on_round=lambda outcome: None, on_client=lambda *_: alive.append(uploads() - before))
+    assert alive == [0, 1] * 3, "as the first of two clients begins, and the second"
 
 
 def test_the_number_of_torch_threads_is_set_for_the_run_only():
