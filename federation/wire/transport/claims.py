@@ -54,10 +54,8 @@ def check_store(url: str) -> str:
         raise SettingsError(f"blob store {url!r}: {error}") from None
     scheme = parts.scheme
     if parts.password is not None:
-        raise SettingsError(
-            f"blob store {scheme}://...: its URL holds a password; give it in FSSPEC_{scheme.upper()}_PASSWORD, or as "
-            "the protocol's own programs take it"
-        )
+        place = "AWS_SECRET_ACCESS_KEY" if scheme == "s3" else f"FSSPEC_{scheme.upper()}_PASSWORD"
+        raise SettingsError(f"blob store {scheme}://...: its URL holds a password; give it in the variable {place}")
     if not scheme or (scheme in _NAMING and not parts.netloc):
         raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
     if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
