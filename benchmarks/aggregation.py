@@ -32,8 +32,8 @@ from benchmarks.harness import circulating, in_turns, paired_ratio, run
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
-from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
-from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
+from replayfleet.federation.methods.steps.personalisation.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.precision import PRECISIONS
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model

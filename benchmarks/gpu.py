@@ -42,8 +42,8 @@ from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.placement import CPU, proved_device
-from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
-from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
+from replayfleet.federation.methods.steps.personalisation.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import PENALTY_WEIGHT, new_sub_generator
 from replayfleet.federation.methods.steps.task_model import trainable, trainable_task_model

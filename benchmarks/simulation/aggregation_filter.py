@@ -31,8 +31,8 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_records import AggregatorState, Upload
 from replayfleet.federation.methods.steps.averaging import weighted_average
-from replayfleet.federation.methods.steps.mixtures import personalise_all
-from replayfleet.federation.methods.steps.personalise import StackedParameters
+from replayfleet.federation.methods.steps.personalisation.mixtures import personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import StackedParameters
 from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import decode_own

@@ -33,8 +33,8 @@ from replayfleet.federation.methods.steps.memory import (
     retrainings,
     with_replay,
 )
-from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
-from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
+from replayfleet.federation.methods.steps.personalisation.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
 from replayfleet.federation.methods.steps.sub_generators.gaussian import tells_more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.console_tasks import MAX_CLICKS, Task, operated
+from benchmarks.console.tasks import MAX_CLICKS, Task, operated
 from tests.support.browser import CHROMIUM
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")

@@ -15,7 +15,7 @@ from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.placement import CPU, proved_device
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.steps import averaging, memory
-from replayfleet.federation.methods.steps.mixtures import personalise_all
+from replayfleet.federation.methods.steps.personalisation.mixtures import personalise_all
 from replayfleet.federation.simulator.settings import method_from
 from tests.support.method_rounds import VARIANTS, method_named, on_the_cpu, rounds_on, toy_rounds
 from tests.support.shapes import SHAPES, shape_pictures

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from replayfleet.federation.methods.steps import mixtures, precision
+from replayfleet.federation.methods.steps import precision
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
-from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
-from replayfleet.federation.methods.steps.personalise import (
+from replayfleet.federation.methods.steps.personalisation import mixtures
+from replayfleet.federation.methods.steps.personalisation.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import (
     Mixture,
     StackedParameters,
     WeightSearch,
     personalised_weights,
 )
-from replayfleet.federation.methods.steps.personalise_together import MixtureJob, mixtures_together
+from replayfleet.federation.methods.steps.personalisation.together import MixtureJob, mixtures_together
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise

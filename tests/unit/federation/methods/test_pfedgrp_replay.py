@@ -15,7 +15,7 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import TrainSubGenerators, TrainTaskModel
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_records import AggregatorState, ClientState, Download, Upload
-from replayfleet.federation.methods.steps.personalise import Mixture
+from replayfleet.federation.methods.steps.personalisation.personalise import Mixture
 from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
 from tests.support.toy import TOY, toy_data

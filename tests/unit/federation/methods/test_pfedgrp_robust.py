@@ -13,8 +13,8 @@ from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_records import AggregatorState, ClientState, Download, Upload
-from replayfleet.federation.methods.steps.mixtures import personalise_all
-from replayfleet.federation.methods.steps.personalise import Mixture
+from replayfleet.federation.methods.steps.personalisation.mixtures import personalise_all
+from replayfleet.federation.methods.steps.personalisation.personalise import Mixture
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.robust import robust_average
 from tests.support.toy import TOY, toy_data

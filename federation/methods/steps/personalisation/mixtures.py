@@ -14,13 +14,13 @@ import torch
 
 from replayfleet.federation.methods.kit.each import by_groups, each
 from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.steps.personalise import (
+from replayfleet.federation.methods.steps.personalisation.personalise import (
     Mixture,
     StackedParameters,
     WeightSearch,
     personalised_weights,
 )
-from replayfleet.federation.methods.steps.personalise_together import MixtureJob, mixtures_together
+from replayfleet.federation.methods.steps.personalisation.together import MixtureJob, mixtures_together
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.models.specs import TaskSpec
 

@@ -5,7 +5,7 @@ round begins every 15 seconds. The console is the process that ``aggregator serv
 processor time of the aggregator, without that of the clients beside it, and of that what answering the console takes;
 how many rounds were committed, and how long after its last upload a round was closed at most.
 
-    python -m benchmarks.console_load [--members 200] [--for-s 45] [--out benchmarks/results/console_load.json]
+    python -m benchmarks.console.load [--members 200] [--for-s 45] [--out benchmarks/results/console_load.json]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.harness import cpu_s, run
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.children import child_command
 
-TESTS = Path(__file__).parents[1] / "tests"
+TESTS = Path(__file__).parents[2] / "tests"
 WATCHING = 100
 EVERY_S = 15.0
 PAGES = ("/", "/round", "/clients/cam-007", "/methods", "/journal")
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 async def _measured(folder: Path, num_members: int, for_s: float) -> dict[str, Any]:
     until = time.monotonic() + 300 + 6 * for_s
     code = (
-        "import sys, pathlib; from benchmarks.console_load import fleet; "
+        "import sys, pathlib; from benchmarks.console.load import fleet; "
         "fleet(pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:]))"
     )
     command = [sys.executable, "-c", code, str(folder), str(num_members), str(until)]

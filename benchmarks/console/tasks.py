@@ -3,7 +3,7 @@
 A fleet of three whose round waits for cam-3, which said that it refused its model. The script reads what a page says
 and clicks what is there; it begins at the first page, logged in. People take longer: they read.
 
-    python -m benchmarks.console_tasks [--out benchmarks/results/console_tasks.json]
+    python -m benchmarks.console.tasks [--out benchmarks/results/console_tasks.json]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests"
+TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from support.tiny_fleet import TinyFleet  # noqa: E402

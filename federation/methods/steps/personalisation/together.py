@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from replayfleet.federation.methods.steps.averaging import project_to_simplex
-from replayfleet.federation.methods.steps.personalise import (
+from replayfleet.federation.methods.steps.personalisation.personalise import (
     MIN_IMPROVEMENT,
     TAIL_EPOCHS,
     Mixture,
