@@ -95,21 +95,21 @@ class Operating:
         verb = _verb_of(request.query_params)
         _check_operator(somebody)
         plan = await run_in_threadpool(self._watch.control.plan, verb)
-        facts = {
-            "title": " ".join(reversed(name_of(verb).split())).capitalize(),  # round open: Open round
-            "verb": name_of(verb), "client": client_of(verb), "plan": plan,
-            "fields": {name: value for name in _FIELDS if (value := request.query_params.get(name))},
-            "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb),
-        }  # fmt: skip
-        return self._page("ask.html", facts)
+        return self._page("ask.html", _asked(verb, request.query_params, somebody, plan=plan))
 
     async def _do(self, request: Request) -> Response:
         somebody = who_asks(request).somebody
         form = await _form(request)
         _check_form(somebody, form)
         _check_operator(somebody)
-        verb = _verb_of(form)
-        await run_in_threadpool(self._watch.do, verb, f"{somebody.name} in the console")
+        try:
+            verb = _verb_of(form)
+            await run_in_threadpool(self._watch.do, verb, f"{somebody.name} in the console")
+        except tuple(_STATUS) as error:
+            if not form.get("because"):
+                raise
+            verb = _verb_of({**form, "because": ""})
+            return self._page("ask.html", _asked(verb, form, somebody, wrong=str(error)), _STATUS[type(error)])
         self._said[somebody.secret] = f"Done: {name_of(verb)} {client_of(verb)}".strip(), _undo(verb)
         return RedirectResponse(_page_of(verb), 303)
 
@@ -153,6 +153,16 @@ def _verb_of(fields: Mapping[str, str]) -> Verb:
             raise MalformedMessage(f"by_s {given['by_s']!r}, expected seconds") from error
         check(math.isfinite(by_s), f"by_s {by_s}, expected seconds")
     return decode_verb(msgspec.json.encode(given))
+
+
+def _asked(verb: Verb, fields: Mapping[str, str], somebody: Somebody, **said: object) -> dict[str, object]:
+    """Return what the page that asks shows: the ``plan``, or what was ``wrong`` with what was typed."""
+    return {
+        "title": " ".join(reversed(name_of(verb).split())).capitalize(),  # round open: Open round
+        "verb": name_of(verb), "client": client_of(verb),
+        "fields": {name: value for name in _FIELDS if (value := fields.get(name))},
+        "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb), **said,
+    }  # fmt: skip
 
 
 def _undo(verb: Verb) -> str:

@@ -153,5 +153,6 @@ def check_words(text: str, what: str) -> str:
         MalformedMessage: It is too long or can't be printed.
     """
     check(len(text) <= MAX_WORDS, f"{what} of {len(text)} characters, expected at most {MAX_WORDS}")
-    check(text.isprintable(), f"{what} contains what can't be printed")
+    unseen = next((c for c in text if not c.isprintable()), "")
+    check(not unseen, f"{what} contains {unseen!r}, which can't be printed")
     return text

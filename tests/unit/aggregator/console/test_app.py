@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -106,6 +109,31 @@ def test_who_asks_too_often_waits(folder: Path) -> None:
     assert codes.count(200) == 500
     assert codes[-1] == 429
     assert ask(app, "/static/icon.svg", client="10.0.0.2").status == 200
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "said"),
+    [
+        ("l" * 201, 400, "reason of 201 characters, expected at most 200"),
+        ("its lens\tis <broken>", 400, "reason contains &#39;\\t&#39;, which can&#39;t be printed"),
+        ("its lens is <broken>", 503, "no aggregator"),
+    ],
+)
+def test_what_was_typed_comes_back_with_what_was_wrong(
+    folder: Path, tmp_path: Path, typed: str, status: int, said: str
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    token = add_token(tokens, "anna", "operator")
+    app = Console(Watch(folder), Rules(frozenset({"127.0.0.1"}), Access(tokens, reading_needs_token=False))).app
+    ours = {"origin": "http://127.0.0.1:8080"}
+    cookie = ask(app, "/login", "POST", body=f"token={token}".encode(), **ours).headers["set-cookie"].split(";")[0]
+    secret = re.findall(r'name="secret" value="([^"]+)"', ask(app, "/", cookie=cookie).text)[0]
+    form = {"verb": "exclude", "client": "cam-001", "because": typed, "secret": secret}
+    page = ask(app, "/do", "POST", body=urlencode(form).encode(), cookie=cookie, **ours)
+    assert page.status == status
+    assert f"Nothing was changed: {said}" in page.text
+    fields = dict(re.findall(r'<input[^>]* name="(\w+)"[^>]* value="([^"]*)"', page.text))
+    assert {name: html.unescape(value) for name, value in fields.items()} == form
 
 
 def test_a_form_of_somebody_elses_is_refused_whatever_it_holds(folder: Path, tmp_path: Path) -> None:
