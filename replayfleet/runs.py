@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _SUB_GENERATOR = "sub-generator/"
 _TASK = "task"
+_TRACES = {"state/round-*.json": "state/run.json", "aggregator.sqlite": "fleet.json", "state/held": "fleet.json"}
+"""What only a run leaves -> the file that says which one it is."""
 _Sets: TypeAlias = Mapping[str, Mapping[str, Array]]
 
 
@@ -184,6 +186,9 @@ def open_run(path: Path | str) -> Run:
                 return _aggregator(folder)
             if role == "client":
                 return _client(folder)
+    for trace, file in _TRACES.items():
+        if any(path.glob(trace)):
+            raise SettingsError(f"{path / file} is missing, and says what run this is; copy its folder whole")
     raise SettingsError(f"{path} holds no run; expected --out of fleet-sim, or --data-dir of aggregator or edge-client")
 
 
@@ -272,7 +277,13 @@ def _simulation(path: Path) -> Run:
     spec_type: type[AnyTaskSpec] = TaskSpec if "image_size" in identity["task"] else DetectionSpec
     task = msgspec.convert(identity["task"], type=spec_type)
     finished = path / "result.json"
-    results = msgspec.json.decode(finished.read_bytes(), type=Result) if finished.exists() else None
+    results = None
+    if finished.exists():
+        with _refusing_damage(finished):
+            results = msgspec.json.decode(finished.read_bytes(), type=Result)
+        if len(snapshots) < len(results.rounds):
+            lacks = checkpoints.round_path(len(snapshots))
+            raise SettingsError(f"{lacks} is missing: the run has {len(results.rounds)} rounds; copy its folder whole")
 
     def sets(client: str) -> _Sets:
         from replayfleet.federation.methods import ALL_METHODS

@@ -119,7 +119,7 @@ class Checkpoints:
 
     def save(self, snapshot: Snapshot) -> None:
         """Complete a round, then remove the blobs that only earlier rounds named."""
-        write_atomic(self._folder / f"round-{snapshot.record.round:04d}.json", msgspec.json.encode(snapshot))
+        write_atomic(self.round_path(snapshot.record.round), msgspec.json.encode(snapshot))
         keep = {entry.digest for state in (snapshot.aggregator, *snapshot.clients.values()) for entry in state.blobs}
         for path in self._blobs.glob("*.safetensors"):
             if path.stem not in keep and path.stem != self._initial:
@@ -142,9 +142,14 @@ class Checkpoints:
         """
         paths = sorted(self._folder.glob("round-*.json"))
         snapshots = [_read_snapshot(path) for path in paths]
-        if [snapshot.record.round for snapshot in snapshots] != list(range(len(snapshots))):
-            raise SettingsError(f"{self._folder} lacks rounds between the first and the last; start the run anew")
+        for number, snapshot in enumerate(snapshots):
+            if snapshot.record.round != number:
+                raise SettingsError(f"{self.round_path(number)} is missing; start the run anew")
         return snapshots
+
+    def round_path(self, number: int) -> Path:
+        """Return where a round's snapshot is, once it is complete."""
+        return self._folder / f"round-{number:04d}.json"
 
     def _path(self, name: str) -> Path:
         return self._blobs / f"{name}.safetensors"

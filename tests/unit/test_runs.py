@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +168,28 @@ def test_a_simulation_that_says_something_else_is_refused(text: str, tmp_path: P
         open_run(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["result.json", "state/run.json", "state/round-0000.json", "state/round-0001.json"])
+@pytest.mark.parametrize("gone", [False, True], ids=["half", "gone"])
+def test_of_a_half_copied_simulation_the_file_is_named(file: str, gone: bool, simulated: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(simulated.path, tmp_path / "copy")
+    data = (copy / file).read_bytes()
+    (copy / file).unlink()
+    if gone and file == "result.json":
+        assert open_run(copy).results is None, "as of a run that isn't finished"
+        return
+    if not gone:
+        (copy / file).write_bytes(data[: len(data) // 2])
+    with pytest.raises(replayfleet.SettingsError, match=re.escape(f"{copy / file} ")):
+        open_run(copy)
+
+
+@pytest.mark.parametrize("role", ["aggregator", "client"])
+def test_a_data_dir_without_what_says_whose_it_is_names_that_file(role: str, data_dirs: Path) -> None:
+    (data_dirs / role / "fleet.json").unlink()
+    with pytest.raises(replayfleet.SettingsError, match=rf"/{role}/fleet\.json is missing, and says what run this is"):
+        open_run(data_dirs / role)
+
+
 @pytest.mark.parametrize("database", [b"", b"no database" * 1000])
 def test_an_aggregator_without_its_tables_is_refused(database: bytes, data_dirs: Path) -> None:
     for path in (data_dirs / "aggregator").glob("aggregator.sqlite*"):
@@ -213,10 +237,11 @@ def test_model_export_takes_classes_and_shape_from_the_run(simulated: Run, tmp_p
     assert 'classes is \'["t-shirt"' in refused.stderr
 
 
-def test_a_run_without_a_complete_round_says_so(simulated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checkpoints, "load", lambda _: [])
+def test_a_run_without_a_complete_round_says_so(simulated: Run, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    shutil.copy(simulated.path / "state" / "run.json", tmp_path / "state")
     with pytest.raises(replayfleet.SettingsError, match="holds no client's model yet"):
-        open_run(simulated.path).task_model()
+        open_run(tmp_path).task_model()
 
 
 def test_importing_the_package_and_naming_its_parts_loads_nothing_heavy() -> None:
