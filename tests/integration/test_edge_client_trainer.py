@@ -50,6 +50,7 @@ TASK = TaskSpec(1, 28, ("a", "b", "c"), stem="imagenet", generator_width=1)
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_epochs": 1, "batch_size": 8},
     "fedgp": {"local_epochs": 1, "batch_size": 8, "base": "der", "buffer_size": 12},
+    "ideal": {"local_epochs": 1, "batch_size": 8},
     "pfedgrp": {
         "local_epochs": 1,
         "batch_size": 8,
@@ -124,6 +125,22 @@ def test_samples_of_a_round_that_is_trained_again_are_counted_once(tmp_path: Pat
     met = {str(label): int(count) for label, count in enumerate(np.bincount(labels))}
     assert decode_facts(committed(tmp_path).state_facts)["seen"] == met
     assert decode_facts(committed(tmp_path).upload_facts)["seen"] == met
+
+
+def test_a_buffer_keeps_the_samples_of_a_round_that_is_trained_again_once(tmp_path: Path) -> None:
+    for method in ("fedgp", "ideal"):
+        for index in (0, 1, 0, 1):
+            run_job(job(tmp_path / method, spec(method), index))
+    assert decode_facts(committed(tmp_path / "fedgp").state_facts)["num_seen"] == 32
+    assert decode_facts(committed(tmp_path / "ideal").state_facts)["num_rounds"] == 2
+
+
+def test_a_private_sub_generator_that_is_drawn_again_costs_again(tmp_path: Path) -> None:
+    agreed, cost = spec("pfedgrp", sub_generator="pca-gaussian", dp_noise_multiplier=4.0, gate=False), []
+    for index in (0, 1, 0):  # the first upload of round 0 may have reached the aggregator that was lost
+        run_job(job(tmp_path, agreed, index))
+        cost.append(committed(tmp_path).epsilon or 0.0)
+    assert 0 < cost[0] < cost[1] < cost[2]
 
 
 def test_a_gpu_that_fails_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

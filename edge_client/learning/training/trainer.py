@@ -163,16 +163,22 @@ def _counted_once(
 ) -> tuple[Any, tuple[bytes, ...]]:
     """Return a state that hasn't counted these samples yet, and the digests of all that it has counted after them.
 
-    It has where an aggregator went back to this round, and its samples are the same again.
+    It has where an aggregator went back to this round, and its samples are the same again; then a buffer that has met
+    them isn't offered them either. What a private sub-generator of them cost stays: it was drawn, and may be known.
     """
     from replayfleet.federation.methods.kit.packing import uncounted
+    from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds
 
     digest = hashlib.sha256(b"%d" % round_index)
     for part in (data.images, data.labels):
         digest.update(part.contiguous().numpy())
     mark, counted = digest.digest()[:16], () if former is None else former.counted
     others = tuple(one for one in counted if one != mark)
-    return uncounted(state, data.counts) if mark in counted else state, (*others, mark)[-MAX_COUNTED:]
+    if mark in counted:
+        state = uncounted(state, data.counts)
+        if isinstance(state, (Reservoir, StoredRounds)):
+            state = state.met_last(data.images)
+    return state, (*others, mark)[-MAX_COUNTED:]
 
 
 def _opened(manifest: Manifest, blobs: DiskBlobStore) -> Any:

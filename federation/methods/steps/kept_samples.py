@@ -52,6 +52,10 @@ class Reservoir(Record):
         """S."""
         return min(self.num_seen, self.capacity)
 
+    def met_last(self, images: Tensor) -> Reservoir:
+        """Return the reservoir as if these samples (B, C, H, W), which it met before, were the last round's."""
+        return replace(self, latest=fingerprint_of(images))
+
     def without_logits(self) -> Reservoir:
         """Return the reservoir without what the model answered."""
         return replace(self, samples={name: tensor for name, tensor in self.samples.items() if name != LOGITS})
@@ -171,6 +175,11 @@ class StoredRounds:
         if self.rounds and fingerprint_of(data.images) == fingerprint_of(as_met(self.rounds[-1][IMAGES])):
             return self
         return StoredRounds((*self.rounds, {IMAGES: as_bytes(data.images), LABELS: data.labels}))
+
+    def met_last(self, images: Tensor) -> StoredRounds:
+        """Return the store with the rounds that brought these samples (B, C, H, W) behind the others."""
+        latest = fingerprint_of(images)
+        return StoredRounds(tuple(sorted(self.rounds, key=lambda met: fingerprint_of(as_met(met[IMAGES])) == latest)))
 
     def all_of(self, name: str) -> Tensor:
         """Return the images as they were met, or the labels, of all rounds, (B, ...)."""
