@@ -20,6 +20,9 @@ from replayfleet.federation.errors import nearest
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.models.specs import DetectionSpec
 
+MIN_SIDE_PIXELS = 1
+"""Of a box: what is smaller shows nothing, and a finger slipped."""
+
 
 class BoxFeedbackDesk:
     """Implements ``Desk`` for detection.
@@ -43,8 +46,8 @@ class BoxFeedbackDesk:
         """Return the picture with these boxes and no others, where it was taken, and what exactly is meant.
 
         Raises:
-            FeedbackRefused: It names one class; it has more boxes than a label holds, one of an unknown class or not
-                within the picture; or the frame isn't kept any more.
+            FeedbackRefused: It names one class; it has more boxes than a label holds, one of an unknown class, not
+                within the picture or smaller than a pixel; or the frame isn't kept any more.
         """
         if not isinstance(feedback, BoxFeedback):
             raise FeedbackRefused(
@@ -67,8 +70,9 @@ class BoxFeedbackDesk:
             if not _lies_within(box, kept.size):
                 width, height = kept.size
                 raise FeedbackRefused(
-                    f"{where}: box {index} is {list(box.corners)}, expected left < right and top < bottom within "
-                    f"the picture's {width} x {height} pixels"
+                    f"{where}: box {index} is {list(box.corners)}, expected left, top, right and bottom within "
+                    f"the picture's {width} x {height} pixels, {MIN_SIDE_PIXELS} or more from left to right and from "
+                    "top to bottom"
                 )
         corners = np.array([box.corners for box in feedback.boxes], np.float32).reshape(-1, 4)
         class_ids = np.array([self._class_ids[box.class_name] for box in feedback.boxes], np.int64)
@@ -77,8 +81,7 @@ class BoxFeedbackDesk:
 
 
 def _lies_within(box: NamedBox, size: tuple[int, int]) -> bool:
-    """Whether a box lies in the picture and has an area, also in the precision of labels; NaN does not."""
+    """Whether a box lies in the picture, and is large enough to hold something; NaN is not."""
     left, top, right, bottom = box.corners
-    if not (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
-        return False
-    return bool(np.float32(left) < np.float32(right) and np.float32(top) < np.float32(bottom))
+    in_width = left >= 0 and left + MIN_SIDE_PIXELS <= right <= size[0]
+    return in_width and top >= 0 and top + MIN_SIDE_PIXELS <= bottom <= size[1]

@@ -58,6 +58,12 @@ def test_an_operators_boxes_are_what_the_kept_picture_teaches() -> None:
         desk.samples(said(96.0, 32.0, 192.0, 128.0))
 
 
+def test_a_box_of_one_pixel_is_taken() -> None:
+    desk = BoxFeedbackDesk(TASK, 60.0, Clock())
+    desk.keep(shown())
+    assert desk.samples(said(5.1, 2.0, 6.1, 3.0))[0].labels[0, :, 0].tolist() == [0.0, 1.0, -1.0]
+
+
 def test_no_boxes_say_that_nothing_is_there() -> None:
     desk = BoxFeedbackDesk(TASK, 60.0, Clock())
     desk.keep(shown())
@@ -73,15 +79,16 @@ def test_no_boxes_say_that_nothing_is_there() -> None:
         (BoxFeedback("front", 6, (CAR,)), "frame 6 .*not kept"),
         (BoxFeedback("rear", 7, (CAR,)), "camera 'rear': not kept"),
         (said(1, 2, 3, 4, name="bik"), "box 1 is of unknown class 'bik'; did you mean 'bike'"),
-        (said(5, 2, 5, 4), "box 1 is .*left < right"),
-        (said(1, 4, 3, 2), "top < bottom"),
+        (said(5, 2, 5, 4), "box 1 is .*1 or more from left to right"),
+        (said(1, 2, 1.001, 4), "1 or more from left to right"),
+        (said(1, 2, 3, 2.9), "1 or more from left to right and from top to bottom"),
+        (said(1, 4, 3, 2), "from top to bottom"),
         (said(-1, 2, 3, 4), "within the picture's 192 x 128 pixels"),
         (said(1, 2, 192.5, 4), "within"),
         (said(1, 2, 3, 128.5), "within"),
         (said(1, 2, math.nan, 4), "within"),
         (said(1, 2, math.inf, 4), "within"),
         (said(1, -math.inf, 3, 4), "within"),
-        (said(1, 2, 1 + 1e-12, 4), "left < right"),  # nothing is left of it in the precision of labels
     ],
 )
 def test_boxes_that_cannot_be_used_are_refused_with_the_reason(feedback: AnyFeedback, message: str) -> None:
