@@ -18,6 +18,7 @@ from replayfleet.federation.service.waits import (
     common_waits,
     ordered,
 )
+from replayfleet.federation.service.words import duration
 from replayfleet.federation.wire.protocol.messages import spoken
 
 CLOCK_SLACK_S = 120.0
@@ -140,7 +141,7 @@ def _of_the_device(facts: Facts) -> Iterator[Wait]:
         way = "ahead of" if facts.clock_ahead_s > 0 else "behind"
         yield Wait(
             Why.CLOCK_WRONG,
-            f"this device's clock is {abs(facts.clock_ahead_s):.0f} s {way} the aggregator's; set the one that is "
+            f"this device's clock is {duration(abs(facts.clock_ahead_s))} {way} the aggregator's; set the one that is "
             "wrong (timedatectl set-ntp true): certificates and logs go by it",
         )
 

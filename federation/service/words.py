@@ -29,6 +29,18 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def duration(seconds: float) -> str:
+    """Return ``75 s``, ``12 min``, ``3.5 h``, ``2.5 days`` or ``57 years``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172_800:
+        return f"{seconds / 3600:.1f} h"
+    days = seconds / 86_400
+    return f"{days:.1f} days" if days < 1000 else f"{days / 365.25:.0f} years"
+
+
 def visible(text: str) -> str:
     r"""Return one line in which everything can be seen: line ends, escapes and marks of direction as ``\x1b``.
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import click
 
 from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.service.words import duration
 from replayfleet.federation.simulator.simulation import RoundOutcome
-from replayfleet.federation.simulator.tables.estimate import duration
 
 _MEGABYTE = 1e6
 _WIDTH = 79

@@ -51,12 +51,3 @@ def _seconds_per_client_round(done: Sequence[Work]) -> Mapping[str, float]:
             seconds[work.method] = seconds.get(work.method, 0.0) + work.seconds
             rounds[work.method] = rounds.get(work.method, 0) + work.num_client_rounds
     return {method: seconds[method] / rounds[method] for method in seconds}
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from replayfleet.federation.service.words import duration
 from replayfleet.federation.simulator.run_spec import RunSpec
-from replayfleet.federation.simulator.tables.estimate import Work, duration, seconds_left
+from replayfleet.federation.simulator.tables.estimate import Work, seconds_left
 from replayfleet.federation.simulator.tables.paper import Column, Row
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
 from replayfleet.federation.simulator.tables.running import LOG, Runner, earlier_work
