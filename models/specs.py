@@ -54,6 +54,12 @@ STANDARD_WIDTH = 16
 _BREAKING = frozenset(("Cc", "Zl", "Zp"))
 """Unicode's categories of controls, and of breaks of lines and paragraphs."""
 
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Unicode's marks of direction: with them a name can look like another, or turn the text around it."""
+
+MAX_CLASS_NAME = 255
+"""Characters of a class's name: what a folder of pictures may be called."""
+
 NARROW_WIDTH = 4
 """Of one for small boards: a sixteenth of the parameters and of the arithmetic."""
 
@@ -242,8 +248,14 @@ def _check_names(class_names: tuple[str, ...]) -> None:
     for name in class_names:
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"a class is named {name!r}, expected a name")
-        if any(unicodedata.category(character) in _BREAKING for character in name):
-            raise ValueError(f"a class is named {name!a:.80}, expected what can be printed in a line")
+        if len(name) > MAX_CLASS_NAME:
+            raise ValueError(
+                f"a class's name has {len(name)} characters, expected at most {MAX_CLASS_NAME}: {name!a:.80}"
+            )
+        if any(c in _TURNING or unicodedata.category(c) in _BREAKING for c in name):
+            raise ValueError(
+                f"a class is named {name!a:.80}, expected what can be printed in a line, without marks of direction"
+            )
         if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
         seen.add(name)

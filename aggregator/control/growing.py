@@ -32,8 +32,6 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 GROWING = frozenset({"fedavg", "fedavg-replay", "fedprox", "pfedgrp", "pfedgrp-plus"})
 """Methods of which every network but the task model belongs to one class, or to none."""
 
-MAX_NAME = 100
-
 
 @dataclass(frozen=True, slots=True)
 class Grown:
@@ -142,8 +140,8 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
         )
     known = task_of(spec).class_names
     for index, name in enumerate(names):
-        if not name.isprintable() or len(name) > MAX_NAME:
-            raise SettingsError(f"a class is named {name[:80]!r}, expected at most {MAX_NAME} printable characters")
+        if not name.isprintable():
+            raise SettingsError(f"a class is named {name[:80]!r}, expected printable characters")
         if name in known or name in names[:index]:
             raise SettingsError(f"the fleet learns {name!r} already; its classes are {', '.join(known)}")
     record, rounds = store.round(), store.num_rounds()

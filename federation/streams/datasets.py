@@ -123,7 +123,10 @@ def load_dataset(
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
-    task = _task(name, kind, size, tuple(found[0].class_names))
+    try:
+        task = _task(name, kind, size, tuple(found[0].class_names))
+    except ValueError as error:
+        raise SettingsError(f"data set {name}: {error}") from error
     if name not in DATASETS:
         try:
             _check_added(name, found, task)

@@ -3,8 +3,14 @@ import pytest
 from replayfleet.models.specs import TaskSpec
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "\0"])
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "\0", "a\u202eb", "\u2066a", "a\u200f", "a\u061cb"])
 def test_a_name_is_printed_in_one_line(name: str) -> None:
     with pytest.raises(ValueError, match="expected what can be printed in a line"):
         TaskSpec(1, 28, ("car", name))
     TaskSpec(1, 28, ("Straßenbahn", "自転車", "\u0645\u06cc\u200c\u062e", "a\u00a0b", "\u3000c", "caf\udce9"))
+
+
+def test_a_name_is_as_long_as_a_folders_may_be() -> None:
+    TaskSpec(1, 28, ("car", "x" * 255))
+    with pytest.raises(ValueError, match="a class's name has 256 characters, expected at most 255: 'xxx"):
+        TaskSpec(1, 28, ("car", "x" * 256))

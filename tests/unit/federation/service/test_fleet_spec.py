@@ -65,6 +65,9 @@ def test_a_task_that_no_build_knows_is_one_clear_line():
         task_of(msgspec.structs.replace(spec, task={**spec.task, "kind": "detektion"}))
     with pytest.raises(SettingsError, match="the fleet's task is not usable: stride is 5"):
         task_of(msgspec.structs.replace(spec, task={**spec.task, "stride": 5}))
+    founded_before = {**spec.task, "class_names": ["car", "x" * 300]}
+    with pytest.raises(SettingsError, match="task is not usable: a class's name has 300 characters, expected at most"):
+        task_of(msgspec.structs.replace(spec, task=founded_before))
 
 
 @pytest.mark.parametrize("preset", SETTINGS)

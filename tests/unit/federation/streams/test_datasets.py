@@ -213,6 +213,16 @@ def test_names_of_image_folders_need_be_no_utf_8(tmp_path: Path):
     assert found.train.counts() == [6, 6]
 
 
+def test_a_folder_whose_name_turns_text_around_is_no_class(tmp_path: Path):
+    for name in ("ca\u202er", "pub"):
+        place = tmp_path / name
+        place.mkdir()
+        for number in range(7):
+            (place / f"{number}.png").write_bytes(next(iter(cifar_members().values())))
+    with pytest.raises(SettingsError, match=r"data set folder: a class is named 'ca\\u202er', expected .* direction"):
+        load_dataset("folder", data_root=tmp_path)
+
+
 def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path):
     names = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     files = {name: cifar_record(place) for place, name in enumerate(names)}
