@@ -109,11 +109,14 @@ class Console:
     async def _live(self, request: Request) -> Response:
         if self._num_live >= MAX_LIVE:
             return PlainTextResponse("too many pages are open; this one isn't told of changes\n", 503)
-        return StreamingResponse(self._numbers(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        numbers = self._numbers()
+        await anext(numbers)  # its place is taken now: others may ask before a response begins
+        return StreamingResponse(numbers, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def _numbers(self) -> AsyncIterator[str]:
         self._num_live += 1
         try:
+            yield ""
             last, quiet_s = None, 0.0
             while True:
                 number = await run_in_threadpool(self._watch.number)

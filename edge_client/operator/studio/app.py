@@ -138,14 +138,18 @@ class Pages:
 
     async def _live(self, request: Request) -> Response:
         if self._num_live >= MAX_LIVE:
-            return PlainTextResponse(f"{MAX_LIVE} live pictures are open already\n", 503)
-        kind = "multipart/x-mixed-replace; boundary=frame"
-        return StreamingResponse(self._pictures(request.query_params.get("camera", "")), media_type=kind)
+            return PlainTextResponse(
+                f"{MAX_LIVE} live pictures are open already; close one, and load this page again\n", 503
+            )
+        pictures = self._pictures(request.query_params.get("camera", ""))
+        await anext(pictures)  # its place is taken now: others may ask before a response begins
+        return StreamingResponse(pictures, media_type="multipart/x-mixed-replace; boundary=frame")
 
     async def _pictures(self, camera: str) -> AsyncIterator[bytes]:
         self._num_live += 1
         last, picture, unsaid_s = -1, b"", 0.0
         try:
+            yield b""
             yield _BETWEEN
             while True:
                 newest = self._studio.newest(camera)

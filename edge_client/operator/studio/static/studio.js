@@ -121,6 +121,7 @@ function drawLive() {
       figure.dataset.camera = camera.name;
       const picture = document.createElement("img");
       picture.alt = `Live picture of camera ${camera.name}`;
+      picture.onerror = () => { picture.alt = `No live picture of camera ${camera.name}: too many are open; close one, and load this page again`; };
       picture.src = `/live?${new URLSearchParams({ camera: camera.name })}`;
       figure.append(picture, document.createElement("figcaption"));
       at("cameras").append(figure);

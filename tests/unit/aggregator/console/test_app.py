@@ -14,7 +14,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
 from replayfleet.federation.service.web.hosts import means_this_machine
-from tests.support.asking import ask
+from tests.support.asking import ask, stay_at
 from tests.support.watched_fleet import BEGAN, watched_fleet
 
 PAGES = ("/", "/round", "/clients/cam-001", "/clients/cam-002", "/methods", "/journal")
@@ -101,6 +101,13 @@ def test_a_name_that_somebody_else_made_lead_here_gets_nothing(folder: Path, hos
     said = ask(console(folder), "/", host=host)
     assert said.status == 421
     assert "street" not in said.text
+
+
+def test_pages_that_are_told_of_changes_have_so_many_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfleet.aggregator.console.app.MAX_LIVE", 3)
+    app = console(folder)
+    for _ in range(2):  # places are given back
+        assert sorted(stay_at(app, "/live", 5)) == [200] * 3 + [503] * 2
 
 
 def test_who_asks_too_often_waits(folder: Path) -> None:

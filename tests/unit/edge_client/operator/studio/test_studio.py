@@ -23,14 +23,14 @@ from replayfleet.edge_client.learning.labels.operators_word import (
 )
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.operator.studio import waiting
-from replayfleet.edge_client.operator.studio.app import MAX_BODY_BYTES, Pages
+from replayfleet.edge_client.operator.studio.app import MAX_BODY_BYTES, MAX_LIVE, Pages
 from replayfleet.edge_client.operator.studio.studio import Known, Studio, jpeg
 from replayfleet.edge_client.operator.studio.waiting import APART_S, WaitingFrames
 from replayfleet.edge_client.settings import check_studio
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.web.access import Access
 from replayfleet.federation.service.web.guard import Rules
-from tests.support.asking import ask
+from tests.support.asking import ask, stay_at
 
 OURS = {"origin": "http://127.0.0.1:8080"}
 
@@ -225,6 +225,12 @@ def test_pages_of_others_can_neither_look_nor_label(asked: Callable[..., tuple[i
     assert client.learned == []
     assert asked("/api/label", body, **OURS)[0] == 200
     assert len(client.learned) == 1
+
+
+def test_who_comes_for_live_pictures_when_all_places_are_taken_is_told_and_takes_none(studio: Studio) -> None:
+    app = Pages(studio, Rules(frozenset({"127.0.0.1"}), Access(None, reading_needs_token=False))).app
+    for _ in range(2):  # places are given back
+        assert sorted(stay_at(app, "/live?camera=front", MAX_LIVE + 2)) == [200] * MAX_LIVE + [503] * 2
 
 
 @pytest.mark.parametrize(
