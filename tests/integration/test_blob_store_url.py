@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.couriers import FLEET, Clock, End
@@ -207,6 +210,91 @@ def test_with_the_s3_server_gone_the_fleet_goes_on_over_the_broker_and_back(
     assert pair.download(4)[0] < 10_000
     for store in stores:
         store.close()
+
+
+class Endless(http.server.BaseHTTPRequestHandler):
+    """An S3 server whose objects have no end, whatever range is asked for."""
+
+    sent = 0
+
+    def do_HEAD(self) -> None:
+        self._say(5)
+
+    def do_GET(self) -> None:
+        self._say(1 << 40)
+        with contextlib.suppress(OSError):
+            while Endless.sent < 1 << 30:
+                Endless.sent += self.wfile.write(bytes(1 << 16))
+
+    def _say(self, size: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    store = ClaimStore("s3://models/edge", FLEET)
+    store.fetch("a" * 32, tmp_path / "fetched", 3 << 20).result(timeout=120)
+    assert (tmp_path / "fetched").stat().st_size == 3 << 20
+    assert Endless.sent < 1 << 28  # buffers on the way; the rest of a terabyte was not asked for
+    server.shutdown()
+    server.server_close()
+
+
+HANGS = """
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+from replayfleet.federation.wire.transport.claims import ClaimStore
+asked = threading.Event()
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def open(self, *_, **__):
+        asked.set()
+        threading.Event().wait()
+fsspec.register_implementation("hanging", Hanging)
+store = ClaimStore("hanging://yard", "fleet")
+store.put("a" * 32, [b"whole"])
+asked.wait()
+store.close()
+"""
+
+
+def test_a_program_ends_though_its_store_never_answers() -> None:
+    subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=120)
+
+
+def test_a_store_slower_than_anybody_waits_rests_ten_times_as_long(
+    folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def slowly() -> Iterator[bytes]:
+        clock.now += 15.0
+        yield b"whole"
+
+    store = folder()
+    store.put("a" * 32, slowly()).result(timeout=60)
+    clock.now += 149.0
+    assert not store.usable
+    clock.now += 2.0
+    assert store.usable
+    store.put("b" * 32, [b"whole"]).result(timeout=60)
+    assert store.usable
 
 
 def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_through(

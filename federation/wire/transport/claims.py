@@ -16,8 +16,8 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ WAIT_S = 10.0
 FETCH_S = 60.0
 """After so long a bundle that doesn't arrive from the store comes over MQTT."""
 REST_S = 30.0
-"""A store that failed isn't asked again before."""
+"""A store that failed isn't asked again before; one that took longer than anybody waits, for ten times what it took."""
 
 _CHUNK_BYTES = 1 << 20
 _NAMING = frozenset(("s3", "gs", "gcs", "az", "abfs", "ftp", "sftp", "smb"))
@@ -83,7 +83,7 @@ class ClaimStore:
             importlib.import_module("fsspec").get_filesystem_class(self._scheme)
         except (ValueError, ImportError) as error:
             raise SettingsError(f"blob store {url}: {error}") from error
-        self._threads = ThreadPoolExecutor(4, "blob-store")
+        self._places, self._closed = threading.BoundedSemaphore(4), False
         self._lock = threading.Lock()
         self._rests_until = self._told_until = 0.0
         self._opened: tuple[Any, str] | None = None
@@ -101,29 +101,31 @@ class ClaimStore:
                 for block in blocks:
                     target.write(block)
 
-        return self._begun(work, "put", transfer_id)
+        return self._begun(work, "put", transfer_id, WAIT_S)
 
     def fetch(self, transfer_id: str, target: Path, size_bytes: int) -> Future[None]:
         """Begin to fetch a bundle into a file, of ``size_bytes`` at most; what came before an error stays there."""
 
         def work() -> None:
-            with self._found(transfer_id) as source, target.open("wb") as file:
-                left = size_bytes
-                while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
-                    file.write(chunk)
-                    left -= len(chunk)
+            with target.open("wb") as file:
+                if self._streamed(transfer_id, file, size_bytes):
+                    return
+                with self._found(transfer_id) as source:
+                    left = size_bytes
+                    while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
+                        file.write(chunk)
+                        left -= len(chunk)
 
-        return self._begun(work, "fetched", transfer_id)
+        return self._begun(work, "fetched", transfer_id, FETCH_S)
 
     def drop(self, transfer_id: str) -> None:
         """Remove a bundle that nobody needs any more, if that is possible."""
         if self.usable:
-            with contextlib.suppress(RuntimeError):  # stopped meanwhile
-                self._threads.submit(self._remove, transfer_id)
+            self._submit(lambda: self._remove(transfer_id))
 
     def close(self) -> None:
-        """Begin nothing more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Begin nothing more, and wait for nothing."""
+        self._closed = True
 
     def _store(self) -> tuple[Any, str]:
         """Return the file system and the fleet's folder; some protocols connect for it, so not before it is used."""
@@ -173,26 +175,74 @@ class ClaimStore:
             raise FileNotFoundError("no bundle lies there")
         return os.fdopen(handle, "rb")
 
+    def _streamed(self, transfer_id: str, file: IO[bytes], size_bytes: int) -> bool:
+        """Fetch piece by piece, which ends in time and in memory whatever the store sends; False: it has no such way.
+
+        A file that s3fs opens reads an answer as a whole, and so one that never ends.
+        """
+        files, folder = self._store()
+
+        async def copied() -> None:
+            source, left = await files.open_async(f"{folder}/{transfer_id}", "rb"), size_bytes
+            while left > 0 and (chunk := await source.read(min(_CHUNK_BYTES, left))):
+                file.write(chunk)
+                left -= len(chunk)
+
+        if not files.async_impl:
+            return False
+        try:
+            importlib.import_module("fsspec.asyn").sync(files.loop, copied, timeout=FETCH_S)
+        except NotImplementedError:
+            return False
+        return True
+
     def _remove(self, transfer_id: str) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire
             files, folder = self._store()
             files.rm_file(f"{folder}/{transfer_id}")
 
-    def _begun(self, work: Any, what: str, transfer_id: str) -> Future[None]:
+    def _begun(self, work: Callable[[], None], what: str, transfer_id: str, patience_s: float) -> Future[None]:
         def guarded() -> None:
+            error: Exception | None = None
+            began = time.monotonic()
             try:
                 work()
-            except Exception as error:
-                # Whoever offers a bundle that it never put there keeps the store from nobody.
-                absent = what == "fetched" and isinstance(error, FileNotFoundError)
-                with self._lock:
-                    now = time.monotonic()
-                    fresh, self._told_until = now >= self._told_until, now + REST_S
-                    if not absent:
-                        self._rests_until, self._opened = now + REST_S, None
-                if fresh:
-                    text = " ".join(str(error).split())[:300]
-                    log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
-                raise
+            except Exception as caught:
+                error = caught
+            took_s = time.monotonic() - began
+            late = took_s >= patience_s
+            if error is None and not late:
+                return
+            # Whoever offers a bundle that it never put there keeps the store from nobody.
+            absent = what == "fetched" and isinstance(error, FileNotFoundError)
+            with self._lock:
+                now = time.monotonic()
+                fresh, self._told_until = now >= self._told_until, now + REST_S
+                if late or not absent:
+                    self._rests_until, self._opened = now + (10 * took_s if late else REST_S), None
+            if fresh:
+                text = " ".join(str(error or "").split())[:300] or f"nothing within {took_s:.0f} s"
+                log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
+            if error is not None:
+                raise error
 
-        return self._threads.submit(guarded)
+        return self._submit(guarded)
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        """Do it in a thread that no end of the program waits for, four at a time."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            with self._places:
+                if self._closed or not future.set_running_or_notify_cancel():
+                    future.cancel()
+                    return
+                try:
+                    work()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(None)
+
+        threading.Thread(target=run, name="blob-store", daemon=True).start()
+        return future
