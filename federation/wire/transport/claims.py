@@ -184,9 +184,13 @@ class ClaimStore:
 
         async def copied() -> None:
             source, left = await files.open_async(f"{folder}/{transfer_id}", "rb"), size_bytes
-            while left > 0 and (chunk := await source.read(min(_CHUNK_BYTES, left))):
-                file.write(chunk)
-                left -= len(chunk)
+            try:
+                while left > 0 and (chunk := await source.read(min(_CHUNK_BYTES, left))):
+                    file.write(chunk)
+                    left -= len(chunk)
+            finally:
+                if (answer := getattr(source, "r", None)) is not None:  # s3fs has ten connections, and lets none go
+                    answer.close()
 
         if not files.async_impl:
             return False
