@@ -139,7 +139,7 @@ class Operating:
         status = error.status if isinstance(error, Refused) else _STATUS[type(error)]
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": str(error)}, status)
-        return self._page("problem.html", {"title": "Nothing was changed", "text": str(error)}, status)
+        return self._page("problem.html", {"title": "That didn't work", "text": str(error)}, status)
 
 
 def _verb_of(fields: Mapping[str, str]) -> Verb:

@@ -284,12 +284,18 @@ def test_a_store_slower_than_anybody_waits_rests_ten_times_as_long(
     clock = Clock()
     monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    def slowly() -> Iterator[bytes]:
-        clock.now += 15.0
+    store = folder()
+    usable: list[bool] = []
+
+    def hanging() -> Iterator[bytes]:
+        clock.now += 9.0
+        usable.append(store.usable)
+        clock.now += 6.0
+        usable.append(store.usable)
         yield b"whole"
 
-    store = folder()
-    store.put("a" * 32, slowly()).result(timeout=60)
+    store.put("a" * 32, hanging()).result(timeout=60)
+    assert usable == [True, False]
     clock.now += 149.0
     assert not store.usable
     clock.now += 2.0

@@ -135,6 +135,15 @@ def test_a_buffer_keeps_the_samples_of_a_round_that_is_trained_again_once(tmp_pa
     assert decode_facts(committed(tmp_path / "ideal").state_facts)["num_rounds"] == 2
 
 
+def test_a_buffer_that_was_damaged_meets_the_samples_of_a_round_that_is_trained_again(tmp_path: Path) -> None:
+    for index in (0, 1):
+        run_job(job(tmp_path, spec("fedgp"), index))
+    for blob in committed(tmp_path).state:
+        DiskBlobStore(tmp_path / BLOBS).path(blob.digest).write_bytes(b"damaged")
+    run_job(job(tmp_path, spec("fedgp"), 1))
+    assert decode_facts(committed(tmp_path).state_facts)["num_seen"] == 16
+
+
 def test_a_private_sub_generator_that_is_drawn_again_costs_again(tmp_path: Path) -> None:
     agreed, cost = spec("pfedgrp", sub_generator="pca-gaussian", dp_noise_multiplier=4.0, gate=False), []
     for index in (0, 1, 0):  # the first upload of round 0 may have reached the aggregator that was lost

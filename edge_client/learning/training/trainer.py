@@ -95,7 +95,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     method: Any = method_of(job.spec)
     data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
-    held, counted = _counted_once(held, data, manifest.round, records.remembered(job.spec))
+    # a state that was damaged, and begins anew, counted nothing
+    held, counted = _counted_once(held, data, manifest.round, None if note else records.remembered(job.spec))
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 

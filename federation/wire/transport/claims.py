@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import secrets
 import stat
@@ -32,8 +33,10 @@ FETCH_S = 60.0
 """After so long a bundle that doesn't arrive from the store comes over MQTT."""
 REST_S = 30.0
 """A store that failed isn't asked again before; one that took longer than anybody waits, for ten times what it took."""
+MAX_REST_S = 600.0
 
 _CHUNK_BYTES = 1 << 20
+_AT_A_TIME = 4
 _NAMING = frozenset(("s3", "gs", "gcs", "az", "abfs", "ftp", "sftp", "smb"))
 """Protocols whose URLs begin with a bucket or a host."""
 _S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 3, "read_timeout": 10, "retries": {"max_attempts": 1}}}
@@ -83,15 +86,18 @@ class ClaimStore:
             importlib.import_module("fsspec").get_filesystem_class(self._scheme)
         except (ValueError, ImportError) as error:
             raise SettingsError(f"blob store {url}: {error}") from error
-        self._places, self._closed = threading.BoundedSemaphore(4), False
+        self._places, self._closed = threading.Semaphore(_AT_A_TIME), False
         self._lock = threading.Lock()
         self._rests_until = self._told_until = 0.0
+        self._due: list[float] = []  # of what runs: when it is late
         self._opened: tuple[Any, str] | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether it didn't fail a moment ago."""
-        return time.monotonic() >= self._rests_until
+        """Whether it didn't fail a moment ago, and nothing that runs is late."""
+        now = time.monotonic()
+        with self._lock:
+            return now >= self._rests_until and now < min(self._due, default=math.inf)
 
     def put(self, transfer_id: str, blocks: Iterable[bytes]) -> Future[None]:
         """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
@@ -124,8 +130,11 @@ class ClaimStore:
             self._submit(lambda: self._remove(transfer_id))
 
     def close(self) -> None:
-        """Begin nothing more, and wait for nothing."""
+        """Begin nothing more, and wait two seconds at most for what runs."""
         self._closed = True
+        end = time.monotonic() + 2.0
+        for _ in range(_AT_A_TIME):
+            self._places.acquire(timeout=max(0.0, end - time.monotonic()))
 
     def _store(self) -> tuple[Any, str]:
         """Return the file system and the fleet's folder; some protocols connect for it, so not before it is used."""
@@ -196,7 +205,7 @@ class ClaimStore:
             return False
         try:
             importlib.import_module("fsspec.asyn").sync(files.loop, copied, timeout=FETCH_S)
-        except NotImplementedError:
+        except (NotImplementedError, KeyError):  # s3fs lacks the length of an answer in chunks
             return False
         return True
 
@@ -209,11 +218,15 @@ class ClaimStore:
         def guarded() -> None:
             error: Exception | None = None
             began = time.monotonic()
+            with self._lock:
+                self._due.append(began + patience_s)
             try:
                 work()
             except Exception as caught:
                 error = caught
             took_s = time.monotonic() - began
+            with self._lock:
+                self._due.remove(began + patience_s)
             late = took_s >= patience_s
             if error is None and not late:
                 return
@@ -223,9 +236,12 @@ class ClaimStore:
                 now = time.monotonic()
                 fresh, self._told_until = now >= self._told_until, now + REST_S
                 if late or not absent:
-                    self._rests_until, self._opened = now + (10 * took_s if late else REST_S), None
+                    rest_s = min(10 * took_s, MAX_REST_S) if late else REST_S
+                    self._rests_until, self._opened = max(self._rests_until, now + rest_s), None
             if fresh:
-                text = " ".join(str(error or "").split())[:300] or f"nothing within {took_s:.0f} s"
+                text = (
+                    " ".join(str(error or "").split())[:300] or f"took {took_s:.0f} s, expected {patience_s:g} at most"
+                )
                 log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
             if error is not None:
                 raise error

@@ -67,7 +67,7 @@ function openBoxes(next) {
     const [left, top, right, bottom] = one.box.map((x, side) => Math.min(next.size[side % 2], Math.max(0, x)));
     return { name: one.class, left, top, right, bottom, guessed: true };
   });
-  return editor.open(next.size, found.filter((box) => box.right > box.left && box.bottom > box.top));
+  return editor.open(next.size, found.filter((box) => box.right - box.left >= 1 && box.bottom - box.top >= 1));
 }
 
 function drawFrame() {
@@ -121,7 +121,7 @@ function drawLive() {
       figure.dataset.camera = camera.name;
       const picture = document.createElement("img");
       picture.alt = `Live picture of camera ${camera.name}`;
-      picture.onerror = () => { picture.alt = `No live picture of camera ${camera.name}: too many are open; close one, and load this page again`; };
+      picture.onerror = () => { picture.alt = `No live picture of camera ${camera.name}; if many are open elsewhere, close one, and load this page again`; };
       picture.src = `/live?${new URLSearchParams({ camera: camera.name })}`;
       figure.append(picture, document.createElement("figcaption"));
       at("cameras").append(figure);

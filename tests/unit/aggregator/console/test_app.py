@@ -138,7 +138,7 @@ def test_what_was_typed_comes_back_with_what_was_wrong(
     form = {"verb": "exclude", "client": "cam-001", "because": typed, "secret": secret}
     page = ask(app, "/do", "POST", body=urlencode(form).encode(), cookie=cookie, **ours)
     assert page.status == status
-    assert f"Nothing was changed: {said}" in page.text
+    assert f"That didn't work: {said}" in page.text
     fields = dict(re.findall(r'<input[^>]* name="(\w+)"[^>]* value="([^"]*)"', page.text))
     assert {name: html.unescape(value) for name, value in fields.items()} == form
 
