@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from replayfleet.models.build import build_like
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 INITIAL_STD = 0.02
@@ -105,11 +106,8 @@ class AcganCritic(nn.Module):
 
 def build_acgan(spec: TaskSpec, width: int) -> tuple[AcganGenerator, AcganCritic]:
     """Return (generator, critic) on the meta device: names and shapes, for layouts and ``functional_call``."""
-    with torch.device("meta"):
-        return (
-            AcganGenerator(spec.image_channels, width, spec.image_size, spec.num_classes),
-            AcganCritic(spec.image_channels, width, spec.image_size, spec.num_classes),
-        )
+    given = (spec.image_channels, width, spec.image_size, spec.num_classes)
+    return build_like(AcganGenerator, *given, device="meta"), build_like(AcganCritic, *given, device="meta")
 
 
 @torch.no_grad()

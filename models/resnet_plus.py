@@ -8,10 +8,10 @@ Axes: B batch, K classes.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from replayfleet.models.build import build_like
 from replayfleet.models.resnet import SHAPES, ResNet
 from replayfleet.models.specs import TaskSpec
 
@@ -39,5 +39,4 @@ class ResNetPlus(ResNet):
 
 def build_resnet_plus(spec: TaskSpec) -> ResNetPlus:
     """Return the model of ``spec`` on the meta device: names and shapes, for layouts and ``functional_call``."""
-    with torch.device("meta"):
-        return ResNetPlus(spec.image_channels, spec.num_classes, spec.stem)
+    return build_like(ResNetPlus, spec.image_channels, spec.num_classes, spec.stem, device="meta")

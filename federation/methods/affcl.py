@@ -30,7 +30,7 @@ from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
 from replayfleet.federation.methods.steps.modules import drawn_from, judge_of, shuffled_batches
 from replayfleet.federation.methods.steps.task_model import portions, trainable, trained_parameters
 from replayfleet.federation.methods.task_method import in_order_with_shares
-from replayfleet.models.build import initialise
+from replayfleet.models.build import build_like, initialise
 from replayfleet.models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density
 from replayfleet.models.resnet_plus import NUM_FEATURES, ResNetPlus, build_resnet_plus
 from replayfleet.models.specs import TaskSpec
@@ -188,8 +188,7 @@ class Replayed:
 
 def build_flow(spec: TaskSpec, hidden: int) -> ConditionalFlow:
     """Return the flow of ``spec`` on the meta device: names and shapes, for layouts and ``functional_call``."""
-    with torch.device("meta"):
-        return ConditionalFlow(NUM_FEATURES, spec.num_classes, hidden)
+    return build_like(ConditionalFlow, NUM_FEATURES, spec.num_classes, hidden, device="meta")
 
 
 def mean_density(log_densities: Tensor, num_features: int) -> Tensor:

@@ -83,3 +83,33 @@ def test_meta_models_hold_shapes_only():
 def test_a_layer_without_a_scheme_is_refused_and_not_left_as_it_was():
     with pytest.raises(TypeError, match="no initialisation is defined for LSTM"):
         initialise(nn.LSTM(2, 2), rng())
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_each_network_is_one_of_its_own(build: Build):
+    """What is done to one, on whatever device, no other sees: they are copies of one pattern."""
+    one, other = build(TASK, device="meta"), build(TASK, device="meta")
+    names = [name for name, _ in one.named_parameters()]
+    one.requires_grad_(False).eval()
+    one.register_forward_hook(lambda *_: None)
+    one.load_state_dict({name: torch.ones(tensor.shape) for name, tensor in one.state_dict().items()}, assign=True)
+    del one._modules[next(iter(one._modules))]
+    for left in (other, build(TASK, device="meta")):
+        assert [name for name, parameter in left.named_parameters() if parameter.requires_grad] == names
+        assert all(tensor.is_meta for tensor in left.state_dict().values())
+        assert all(module.training and not module._forward_hooks for module in left.modules())
+    first, second = (initialise(build(TASK), rng()) for _ in range(2))
+    after = {name: tensor.clone() for name, tensor in second.state_dict().items()}
+    with torch.no_grad():
+        for tensor in first.state_dict().values():
+            tensor.fill_(7)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in second.state_dict().items())
+
+
+def test_a_network_that_was_first_made_where_nothing_is_learnt_can_be_trained():
+    task = TaskSpec(1, 28, ("a", "b"), architecture="lenet")
+    with torch.inference_mode():
+        build_task_model(task)
+    model = initialise(build_task_model(task), rng())
+    model(torch.zeros(2, 1, 28, 28)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
