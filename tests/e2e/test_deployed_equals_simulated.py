@@ -62,6 +62,9 @@ NUM_CLIENTS, SAMPLES, SEED, RUN_SEED = 2, 8, 5, 11
 NAMES = [f"client-{index}" for index in range(NUM_CLIENTS)]
 SMALL = {"pfedgrp", "der"}
 """Methods that are tried with a small network; a residual one, with BatchNorm, serves the others."""
+STRIDE = 128
+"""Bytes from one place of a file to the next where a picture is looked for; it is longer in any form."""
+
 Connect = Callable[[str, OnMessage, Will | None], Session]
 
 
@@ -275,16 +278,36 @@ def draws_with_graphs(method: str, data_root: Path) -> bool:
     return kind is not None and kind.graph_spec is not None
 
 
-def pictures_below(folder: Path, data_root: Path) -> int:
-    """Return how many training pictures of the data set lie in files below a folder, as bytes, floats or half floats.
+@functools.cache
+def forms_of_pictures(data_root: Path) -> list[tuple[bytes, ...]]:
+    """Return every training picture of the data set as bytes, floats and half floats.
 
-    Eight rows from the middle of a picture stand for it: these differ from those of all others.
+    Eight rows from its middle stand for it: these differ from those of all others.
     """
     rows = load_dataset("fashion-mnist", data_root=data_root).train.images[:, 10:18, :, 0]
     scaled = np.float32(rows) / np.float32(127.5) - np.float32(1)
+    return [tuple(form.tobytes() for form in each) for each in zip(rows, scaled, np.float16(scaled), strict=True)]
+
+
+@functools.cache
+def pictures_with(data_root: Path) -> dict[bytes, set[int]]:
+    """Return which pictures have these eight bytes somewhere in the first ``STRIDE`` of a form."""
+    found: dict[bytes, set[int]] = {}
+    for index, forms in enumerate(forms_of_pictures(data_root)):
+        for form in forms:
+            assert len(form) >= STRIDE + 8
+            for at in range(STRIDE):
+                found.setdefault(form[at : at + 8], set()).add(index)
+    return found
+
+
+def pictures_below(folder: Path, data_root: Path) -> int:
+    """Return how many training pictures of the data set lie in files below a folder, in any of their forms."""
     everything = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
-    forms = zip(rows, scaled, np.float16(scaled), strict=True)
-    return sum(any(form.tobytes() in everything for form in each) for each in forms)
+    # wherever a form begins, one of these places is among its first: only pictures that fit there are looked for
+    words = {everything[at : at + 8] for at in range(0, len(everything), STRIDE)}
+    likely = set().union(*(pictures_with(data_root).get(word, ()) for word in words))
+    return sum(any(form in everything for form in forms_of_pictures(data_root)[index]) for index in likely)
 
 
 def rounds_in_memory() -> set[int]:
