@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, overload
 
@@ -142,11 +143,11 @@ def build_critic(spec: TaskSpec, *, device: str = "cpu") -> Critic:
 def build_like(construct: Callable[..., M], *given: Hashable, device: str = "cpu") -> M:
     """Return what ``construct`` makes of ``given``, which is made once and copied: PyTorch takes ten times as long.
 
-    For networks of ours whose modules have nothing of their own but layers and what nobody changes in place; see
+    For networks whose modules have nothing of their own but layers and what nobody changes in place; see
     ``build_task_model``.
     """
     pattern: M = _pattern(construct, *given)
-    return _placed(_copy(pattern), device)
+    return _placed(_copy(pattern, {}), device)
 
 
 def build_module(construct: Callable[[], M], *, device: str = "cpu") -> M:
@@ -188,16 +189,22 @@ def _pattern(construct: Callable[..., M], *given: Hashable) -> M:
     return _on_meta(lambda: construct(*given))
 
 
-def _copy(module: M) -> M:
-    """Return a network of ours on the meta device once more; see ``build_like``."""
-    copied = object.__new__(type(module))
+_CONTAINERS = (dict, OrderedDict, set)
+"""In which PyTorch keeps what a module has."""
+
+
+def _copy(module: M, copies: dict[nn.Module, Any]) -> M:
+    """Return a network on the meta device once more; see ``build_like``. ``copies``: of parts that it has already."""
+    if module in copies:
+        return copies[module]  # type: ignore[no-any-return]
+    copied = copies[module] = object.__new__(type(module))
     for name, value in vars(module).items():
-        object.__setattr__(copied, name, value.copy() if isinstance(value, (dict, set)) else value)
+        object.__setattr__(copied, name, value.copy() if type(value) in _CONTAINERS else value)
     for name, parameter in module._parameters.items():
         if parameter is not None:
             copied._parameters[name] = nn.Parameter(parameter.detach(), parameter.requires_grad)
     for name, part in module._modules.items():
-        copied._modules[name] = None if part is None else _copy(part)
+        copied._modules[name] = None if part is None else _copy(part, copies)
     return copied
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.models.build import build_module
+from replayfleet.models.build import build_like
 from replayfleet.models.specs import TaskSpec
 
 _ATTENTION_AT = (14, 16)
@@ -89,4 +89,4 @@ def build_denoiser(spec: TaskSpec, width: int, *, device: str = "cpu") -> Denois
     Raises:
         SettingsError: ``diffusers`` is not installed.
     """
-    return build_module(lambda: Denoiser(spec.image_channels, spec.image_size, width), device=device)
+    return build_like(Denoiser, spec.image_channels, spec.image_size, width, device=device)

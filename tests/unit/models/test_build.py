@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from replayfleet.models.build import build_critic, build_generator, build_task_model, initialise
+from replayfleet.models.build import build_critic, build_generator, build_like, build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=8)
@@ -113,3 +113,14 @@ def test_a_network_that_was_first_made_where_nothing_is_learnt_can_be_trained():
     model = initialise(build_task_model(task), rng())
     model(torch.zeros(2, 1, 28, 28)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_part_that_stands_in_two_places_stands_in_two_places_of_every_copy():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.other = nn.Linear(2, 2)
+
+    for model in (build_like(Twice), build_like(Twice)):
+        assert model.one is model.other
+        assert [name for name, _ in model.named_parameters()] == ["one.weight", "one.bias"]
