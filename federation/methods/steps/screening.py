@@ -86,10 +86,11 @@ class TaskAnswers:
         self._pictures = torch.empty(2, *task.image_shape).uniform_(-1, 1, generator=rng)
 
     def __call__(self, parameters: Parameters) -> Tensor | None:
-        if {name: tensor.shape for name, tensor in parameters.items()} != self._layout:
+        tensors = dict(parameters)
+        if {name: tensor.shape for name, tensor in tensors.items()} != self._layout:
             return None
         with torch.inference_mode():
-            answers: Tensor = functional_call(self._module, dict(parameters), (self._pictures,))
+            answers: Tensor = functional_call(self._module, tensors, (self._pictures,))
         return answers
 
 
@@ -124,7 +125,7 @@ def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_chang
 
     found = {client_id: reason for client_id, one in candidates.items() if (reason := _impossible(one))}
     measured = {
-        client_id: _measures(one, remembered, max_change, sizes)
+        client_id: _measures(one, answers, remembered, max_change, sizes)
         for client_id, one in candidates.items()
         if client_id not in found
     }
@@ -175,13 +176,16 @@ def _impossible(one: Candidate) -> str:
     return ""
 
 
-def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Squares) -> dict[str, _Measured]:
+def _measures(
+    one: Candidate, answers: Answers, remembered: Answers, max_change: float, sizes: Squares
+) -> dict[str, _Measured]:
     """Return what is compared with others', by a key that tells like from like."""
     found: dict[str, _Measured] = {}
     if one.num_samples is not None:
         found["samples"] = _Measured("num_samples", one.num_samples, math.inf, 10_000, 64)
     generators = []
-    for name, parameters in sorted(one.artefacts.parameter_sets.items()):
+    for name, sent in sorted(one.artefacts.parameter_sets.items()):
+        parameters = dict(sent)  # read, or made, once for all that is asked of it
         if name in one.gradients:
             found[name] = _Measured(f"{name}: its norm", _norm(list(parameters.values())), math.inf, 100, 100)
             continue
@@ -204,7 +208,7 @@ def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Square
                 found |= moved
         said = answers(parameters)
         if said is not None:
-            earlier = [answered for base in one.bases.values() if (answered := answers(base)) is not None]
+            earlier = [answered for base in one.bases.values() if (answered := remembered(base)) is not None]
             usual = max([1.0, *(float(answered.abs().max()) for answered in earlier)])
             what = f"{name}: its largest answer to a fixed input"
             found[f"{name} answers"] = _Measured(what, float(said.abs().max()), 1000 * usual, 30 * usual, 30)
@@ -223,10 +227,11 @@ def _vectors(name: str, parameters: Parameters, start: Parameters) -> dict[str, 
     for key, tensor in parameters.items():
         if not tensor.is_floating_point() or tensor.ndim != 1 or not tensor.numel():
             continue
-        usual = max(1.0, float(start[key].abs().max()))
+        before = start[key]
+        usual = max(1.0, float(before.abs().max()))
         alone, floor, times = (1e5, 1000.0, 100.0) if "running_" in key else (100.0, 3.0, 10.0)
         what = f"{name}: what {key} moved by in this round"
-        moved = float((tensor - start[key]).abs().max())
+        moved = float((tensor - before).abs().max())
         found[f"{name} {key}"] = _Measured(what, moved, alone * usual, floor * usual, times)
     return found
 

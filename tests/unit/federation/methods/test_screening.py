@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
-from replayfleet.federation.methods.steps.screening import MAX_SAMPLES_A_ROUND, Candidate, screen
+from replayfleet.federation.methods.steps.screening import MAX_SAMPLES_A_ROUND, Candidate, answers_of, screen
+from replayfleet.models.build import build_task_model, initialise
+from tests.support.toy import TOY
 
 
 def screened(parameters: Parameters, num_samples: int) -> dict[str, str]:
@@ -58,3 +62,30 @@ def test_a_count_has_a_bound_though_there_is_no_other() -> None:
     parameters = {"head.weight": torch.ones(2, 2)}
     assert not screened(parameters, MAX_SAMPLES_A_ROUND)
     assert "num_samples" in screened(parameters, MAX_SAMPLES_A_ROUND + 1)["a"]
+
+
+class Read(Mapping[str, torch.Tensor]):
+    """A model as it lies on a disk: each look at a tensor reads it."""
+
+    def __init__(self, tensors: Parameters) -> None:
+        self.tensors, self.reads = tensors, 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads += 1
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def test_an_upload_is_read_twice_whatever_is_asked_of_it() -> None:
+    """To see whether its numbers can be, and for all comparisons; of a late one each look computes anew."""
+    model = initialise(build_task_model(TOY), torch.Generator().manual_seed(0)).state_dict()
+    start, sent = Read(model), Read(model)
+    one = Candidate(Artefacts({"task": sent}), {"task": start}, 100)
+    assert not screen({"a": one, "b": one}, answers_of(TOY), max_change=1.0)
+    assert sent.reads == 2 * 2 * len(model)
+    assert start.reads < 4 * 2 * len(model)
