@@ -8,8 +8,10 @@ Graphs are reproducible: equal specs give equal bytes, in any directory and proc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 import torch
@@ -27,26 +29,57 @@ from replayfleet.export.graphs.simplify import (
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
 from replayfleet.models.build import build_generator, build_task_model
-from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, GeneratorSpec
+from replayfleet.models.specs import (
+    ARCHITECTURES,
+    DETECTORS,
+    LATENT_SIZE,
+    AnyTaskSpec,
+    DetectionSpec,
+    GeneratorSpec,
+    MixtureSpec,
+    TaskSpec,
+)
 
 OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
 
 
-@functools.lru_cache(maxsize=32)
 def task_graph(spec: AnyTaskSpec) -> bytes:
-    """Return the task model's graph, any B. Takes 1 to 3 s once.
+    """Return the task model's graph, any B. Takes 1 to 3 s once, whatever the classes are called.
 
     It maps ``images`` (B, C, H, W) to ``logits`` (B, K); a detector's to raw ``outputs`` (B, A * (5 + K), Y, X), which
     ``export.running.detections`` reads.
     """
+    network: Any = spec  # what another package adds may read the names
+    if spec.architecture in {*ARCHITECTURES, *DETECTORS}:
+        network = dataclasses.replace(network, class_names=tuple(f"class {i}" for i in range(spec.num_classes)))
+    model = onnx.load_from_string(_task_graph(network))
+    return finished(model, task_facts(spec))
+
+
+def sub_generator_graph(spec: GeneratorSpec) -> bytes:
+    """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B.
+
+    It is the same when a fleet learns more classes, and whatever its task model is.
+    """
+    if isinstance(spec, MixtureSpec):
+        return _sub_generator_graph(dataclasses.replace(spec, task=_pictures(spec.task)))
+    return _sub_generator_graph(_pictures(spec))
+
+
+def _pictures(spec: TaskSpec) -> TaskSpec:
+    """Return a task of the same pictures and sub-generators; all else is left at its default."""
+    return TaskSpec(spec.image_channels, spec.image_size, ("a", "b"), generator_width=spec.generator_width)
+
+
+@functools.lru_cache(maxsize=32)
+def _task_graph(spec: AnyTaskSpec) -> bytes:
     output = "outputs" if isinstance(spec, DetectionSpec) else "logits"
     return export_graph(build_task_model(spec), spec.image_shape, ("images", output), task_facts(spec))
 
 
 @functools.lru_cache(maxsize=32)
-def sub_generator_graph(spec: GeneratorSpec) -> bytes:
-    """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B."""
+def _sub_generator_graph(spec: GeneratorSpec) -> bytes:
     return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), sub_generator_facts(spec))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 
@@ -23,7 +24,7 @@ from replayfleet.export.running.sampler import onnx_sampler
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.models.build import build_generator, build_task_model, initialise
-from replayfleet.models.specs import LATENT_SIZE, MixtureSpec, TaskSpec
+from replayfleet.models.specs import ADDED_MODELS, LATENT_SIZE, MixtureSpec, TaskSpec
 
 CLASSES = tuple("abcdefghij")
 SMALL = TaskSpec(1, 28, CLASSES)
@@ -137,12 +138,44 @@ def test_a_graph_leaves_open_exactly_the_state_dict(graph, module):  # noqa: ANN
 def test_a_graph_is_small_reproducible_and_silent_about_the_machine():
     graph = task_graph(SMALL)
     before = torch.get_rng_state()
-    again = task_graph.__wrapped__(SMALL)
+    replayfleet.export.graphs.graph._task_graph.cache_clear()
+    again = task_graph(SMALL)
     assert again == graph
     assert torch.equal(before, torch.get_rng_state())
     assert len(graph) < 32_000
     for trace in (replayfleet.export.graphs.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
         assert trace.encode() not in graph
+
+
+def test_other_names_and_more_classes_cost_no_second_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    sub_generator = sub_generator_graph(SMALL), sub_generator_graph(MixtureSpec(SMALL, 32))
+    task_graph(SMALL)
+    monkeypatch.setattr(replayfleet.export.graphs.graph, "export_graph", lambda *_: pytest.fail("exported again"))
+    named = dataclasses.replace(SMALL, class_names=CLASSES[::-1])
+    assert json.loads(own_facts(inspect_graph(task_graph(named)).metadata)["classes"]) == list(CLASSES[::-1])
+    grown = dataclasses.replace(SMALL, class_names=(*CLASSES, "one more"), architecture="lenet", stem="imagenet")
+    assert (sub_generator_graph(grown), sub_generator_graph(MixtureSpec(grown, 32))) == sub_generator
+
+
+def test_what_a_package_adds_may_read_its_classes_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader(nn.Module):
+        def __init__(self, spec: TaskSpec) -> None:
+            super().__init__()
+            self.head = nn.Linear(spec.image_channels, spec.num_classes, bias=spec.class_names[0] == "a")
+
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            return images.mean(dim=(2, 3))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.features(images))
+            return logits
+
+    monkeypatch.setitem(ADDED_MODELS.built_in, "reader", Reader)
+    found = [task_graph(TaskSpec(1, 28, names, architecture="reader")) for names in (("a", "b"), ("b", "a"))]
+    assert [sorted(inspect_graph(graph).parameters) for graph in found] == [
+        ["head.bias", "head.weight"],
+        ["head.weight"],
+    ]
 
 
 def test_a_graph_says_what_it_is():
