@@ -98,6 +98,7 @@ class TaskSpec:
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
+        object.__setattr__(self, "class_names", tuple(self.class_names))  # a list can't be hashed
         if not 1 <= self.generator_width <= 512:
             raise ValueError(f"generator_width is {self.generator_width}, expected 1 to 512")
 
@@ -210,6 +211,7 @@ class DetectionSpec:
         if not 1 <= len(self.class_names) <= 4096:
             raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
+        object.__setattr__(self, "class_names", tuple(self.class_names))  # a list can't be hashed
         _check_anchors(self.anchors)
         if not 1 <= self.width <= 512:
             raise ValueError(f"width is {self.width}, expected 1 to 512")

@@ -14,3 +14,7 @@ def test_a_name_is_as_long_as_a_folders_may_be() -> None:
     TaskSpec(1, 28, ("car", "x" * 255))
     with pytest.raises(ValueError, match="a class's name has 256 characters, expected at most 255: 'xxx"):
         TaskSpec(1, 28, ("car", "x" * 256))
+
+
+def test_names_in_a_list_make_the_same_task():
+    assert hash(TaskSpec(1, 28, ["a", "b"])) == hash(TaskSpec(1, 28, ("a", "b")))  # type: ignore[arg-type]
