@@ -146,7 +146,7 @@ def build_like(construct: Callable[..., M], *given: Hashable, device: str = "cpu
     For networks whose modules have nothing of their own but layers and what nobody changes in place; see
     ``build_task_model``.
     """
-    pattern: M = _pattern(construct, *given)
+    pattern: M = _pattern(torch.get_default_dtype(), construct, *given)
     return _placed(_copy(pattern, {}), device)
 
 
@@ -185,7 +185,9 @@ def _build(construct: Callable[[], M], device: str) -> M:
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(construct: Callable[..., M], *given: Hashable) -> M:
+def _pattern(dtype: torch.dtype, construct: Callable[..., M], *given: Hashable) -> M:
+    """Make it, of PyTorch's default ``dtype``."""
+    del dtype
     return _on_meta(lambda: construct(*given))
 
 

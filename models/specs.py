@@ -54,8 +54,8 @@ STANDARD_WIDTH = 16
 _BREAKING = frozenset(("Cc", "Zl", "Zp"))
 """Unicode's categories of controls, and of breaks of lines and paragraphs."""
 
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Unicode's marks of direction: with them a name can look like another, or turn the text around it."""
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Unicode's marks that turn the text around them; those of Hebrew and Arabic names don't."""
 
 MAX_CLASS_NAME = 255
 """Characters of a class's name: what a folder of pictures may be called."""
@@ -256,7 +256,7 @@ def _check_names(class_names: tuple[str, ...]) -> None:
             )
         if any(c in _TURNING or unicodedata.category(c) in _BREAKING for c in name):
             raise ValueError(
-                f"a class is named {name!a:.80}, expected what can be printed in a line, without marks of direction"
+                f"a class is named {name!a:.80}, expected what can be printed in a line, without marks that turn it"
             )
         if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")

@@ -273,7 +273,6 @@ def _simulation(path: Path) -> Run:
 
     checkpoints = Checkpoints(path / "state")
     identity = _json(path / "state" / "run.json")
-    snapshots = checkpoints.load()
     spec_type: type[AnyTaskSpec] = TaskSpec if "image_size" in identity["task"] else DetectionSpec
     task = msgspec.convert(identity["task"], type=spec_type)
     finished = path / "result.json"
@@ -281,9 +280,10 @@ def _simulation(path: Path) -> Run:
     if finished.exists():
         with _refusing_damage(finished):
             results = msgspec.json.decode(finished.read_bytes(), type=Result)
-        if len(snapshots) < len(results.rounds):
-            lacks = checkpoints.round_path(len(snapshots))
-            raise SettingsError(f"{lacks} is missing: the run has {len(results.rounds)} rounds; copy its folder whole")
+    snapshots = checkpoints.load()  # after the results: it may finish meanwhile
+    if results is not None and len(snapshots) < len(results.rounds):
+        lacks = checkpoints.round_path(len(snapshots))
+        raise SettingsError(f"{lacks} is missing: the run has {len(results.rounds)} rounds; copy its folder whole")
 
     def sets(client: str) -> _Sets:
         from replayfleet.federation.methods import ALL_METHODS

@@ -221,14 +221,15 @@ class Endless(http.server.BaseHTTPRequestHandler):
         self._say(5)
 
     def do_GET(self) -> None:
-        self._say(1 << 40)
+        self._say(None if "chunked" in self.path else 1 << 40)
         with contextlib.suppress(OSError):
             while Endless.sent < 1 << 30:
                 Endless.sent += self.wfile.write(bytes(1 << 16))
 
-    def _say(self, size: int) -> None:
+    def _say(self, size: int | None) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", str(size))
+        if size is not None:
+            self.send_header("Content-Length", str(size))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -239,6 +240,7 @@ def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("s3fs")
+    Endless.sent = 0
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -248,9 +250,16 @@ def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
     for _ in range(12):  # there are ten connections
         store.fetch("a" * 32, tmp_path / "fetched", 1 << 20).result(timeout=120)
         assert (tmp_path / "fetched").stat().st_size == 1 << 20
+    with pytest.raises(OSError, match="how long"):
+        store.fetch("chunked", tmp_path / "fetched", 1 << 20).result(timeout=120)
     assert Endless.sent < 1 << 29  # buffers on the way; the rest of a terabyte was not asked for
     server.shutdown()
     server.server_close()
+
+
+def failing() -> Iterator[bytes]:
+    yield b"half"
+    raise FileExistsError
 
 
 HANGS = """
@@ -302,6 +311,26 @@ def test_a_store_slower_than_anybody_waits_rests_ten_times_as_long(
     assert store.usable
     store.put("b" * 32, [b"whole"]).result(timeout=60)
     assert store.usable
+
+
+def test_what_a_store_that_rests_should_remove_is_removed_with_the_next(
+    folder: Callable[[], ClaimStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    store, place = folder(), tmp_path / "store" / FLEET
+    for transfer_id in ("a" * 32, "b" * 32):
+        store.put(transfer_id, [b"whole"]).result(timeout=60)
+    with pytest.raises(FileExistsError):
+        store.put("c" * 32, failing()).result(timeout=60)
+    store.drop("a" * 32)
+    assert len(list(place.iterdir())) == 2
+    clock.now += 31.0
+    store.drop("b" * 32)
+    end = time.monotonic() + 60
+    while list(place.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_through(

@@ -22,6 +22,7 @@ from replayfleet.models.specs import DetectionSpec
 
 MIN_SIDE_PIXELS = 1
 """Of a box: what is smaller shows nothing, and a finger slipped."""
+_ROUNDING = 1e-6
 
 
 class BoxFeedbackDesk:
@@ -83,5 +84,5 @@ class BoxFeedbackDesk:
 def _lies_within(box: NamedBox, size: tuple[int, int]) -> bool:
     """Whether a box lies in the picture, and is large enough to hold something; NaN is not."""
     left, top, right, bottom = box.corners
-    in_width = left >= 0 and left + MIN_SIDE_PIXELS <= right <= size[0]
-    return in_width and top >= 0 and top + MIN_SIDE_PIXELS <= bottom <= size[1]
+    in_width = left >= 0 and left + MIN_SIDE_PIXELS - _ROUNDING <= right <= size[0]
+    return in_width and top >= 0 and top + MIN_SIDE_PIXELS - _ROUNDING <= bottom <= size[1]

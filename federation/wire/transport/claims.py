@@ -8,15 +8,16 @@ what is missing of it, or all if the store can't be reached, comes over MQTT.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
-import math
 import os
 import secrets
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -89,7 +90,8 @@ class ClaimStore:
         self._places, self._closed = threading.Semaphore(_AT_A_TIME), False
         self._lock = threading.Lock()
         self._rests_until = self._told_until = 0.0
-        self._due: list[float] = []  # of what runs: when it is late
+        self._due: list[float] = []  # of what runs or waits for its turn: when it is late
+        self._left: deque[str] = deque(maxlen=1000)
         self._opened: tuple[Any, str] | None = None
 
     @property
@@ -97,7 +99,13 @@ class ClaimStore:
         """Whether it didn't fail a moment ago, and nothing that runs is late."""
         now = time.monotonic()
         with self._lock:
-            return now >= self._rests_until and now < min(self._due, default=math.inf)
+            late = any(due <= now < due + MAX_REST_S for due in self._due)  # what never ends is forgotten
+            fresh = late and now >= self._told_until
+            self._told_until = now + REST_S if fresh else self._told_until
+            usable = not late and now >= self._rests_until
+        if fresh:
+            log.warning("the blob store doesn't answer in time next=over MQTT, until it does")
+        return usable
 
     def put(self, transfer_id: str, blocks: Iterable[bytes]) -> Future[None]:
         """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
@@ -125,12 +133,16 @@ class ClaimStore:
         return self._begun(work, "fetched", transfer_id, FETCH_S)
 
     def drop(self, transfer_id: str) -> None:
-        """Remove a bundle that nobody needs any more, if that is possible."""
-        if self.usable:
-            self._submit(lambda: self._remove(transfer_id))
+        """Remove a bundle that nobody needs any more; where the store rests, with the next one."""
+        self._left.append(transfer_id)
+        while self._left and self.usable:
+            left = self._left.popleft()
+            self._begun(functools.partial(self._remove, left), "removed", left, WAIT_S)
 
     def close(self) -> None:
         """Begin nothing more, and wait two seconds at most for what runs."""
+        if self._closed:
+            return
         self._closed = True
         end = time.monotonic() + 2.0
         for _ in range(_AT_A_TIME):
@@ -205,8 +217,10 @@ class ClaimStore:
             return False
         try:
             importlib.import_module("fsspec.asyn").sync(files.loop, copied, timeout=FETCH_S)
-        except (NotImplementedError, KeyError):  # s3fs lacks the length of an answer in chunks
+        except NotImplementedError:
             return False
+        except KeyError as error:  # s3fs reads it from the answer
+            raise OSError("the store doesn't say how long its answer is") from error
         return True
 
     def _remove(self, transfer_id: str) -> None:
@@ -215,11 +229,12 @@ class ClaimStore:
             files.rm_file(f"{folder}/{transfer_id}")
 
     def _begun(self, work: Callable[[], None], what: str, transfer_id: str, patience_s: float) -> Future[None]:
+        began = time.monotonic()
+        with self._lock:
+            self._due.append(began + patience_s)
+
         def guarded() -> None:
             error: Exception | None = None
-            began = time.monotonic()
-            with self._lock:
-                self._due.append(began + patience_s)
             try:
                 work()
             except Exception as caught:

@@ -124,3 +124,15 @@ def test_a_part_that_stands_in_two_places_stands_in_two_places_of_every_copy():
     for model in (build_like(Twice), build_like(Twice)):
         assert model.one is model.other
         assert [name for name, _ in model.named_parameters()] == ["one.weight", "one.bias"]
+
+
+def test_a_network_has_the_dtype_that_is_the_default_when_it_is_asked_for():
+    task = TaskSpec(1, 28, ("a", "b"), architecture="cnn")
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            found.append({tensor.dtype for tensor in build_task_model(task).parameters()})
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found == [{torch.float64}, {torch.float32}]

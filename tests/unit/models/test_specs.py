@@ -3,7 +3,7 @@ import pytest
 from replayfleet.models.specs import TaskSpec
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "\0", "a\u202eb", "\u2066a", "a\u200f", "a\u061cb"])
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "\0", "a\u202eb", "\u2066a"])
 def test_a_name_is_printed_in_one_line(name: str) -> None:
     with pytest.raises(ValueError, match="expected what can be printed in a line"):
         TaskSpec(1, 28, ("car", name))
