@@ -11,9 +11,13 @@ the output of ``tegrastats``. No Jetson was at hand.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
+import select
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +33,12 @@ PAUSE_OVER_C = 5.0
 """This far above the limit training stands still."""
 
 MIN_TIME_SHARE = 0.1
+
+MAX_ZONE_C = 200.0
+"""No board is so hot: what says so is no sensor."""
+ANSWER_S = 3.0
+"""For ``tegrastats`` to print a line of ``MAX_LINE_BYTES`` at most."""
+MAX_LINE_BYTES = 4096
 
 _INA = re.compile(r"ina(219|220|226|230|231|233|234|237|238|260|700|780|3221)")
 _BOARD_RAILS = ("VDD_IN", "VIN", "POM_5V_IN")
@@ -78,6 +88,7 @@ class Sensors:
         if not zones and power_w is None and self._jtop is not None:
             degrees, power_w = self._jtop.read()
             zones = {name: (temp, None) for name, temp in degrees.items() if not name.lower().startswith(_DUMMY_ZONES)}
+        zones = {name: zone for name, zone in zones.items() if 0 < zone[0] < MAX_ZONE_C}
         if not zones:
             return Reading(power_w=power_w)
         limits = {name: self._limit_c(trip_c) for name, (_, trip_c) in zones.items()}
@@ -171,11 +182,11 @@ def parse_tegrastats(line: str) -> tuple[dict[str, tuple[float, float | None]], 
     """
     zones: dict[str, tuple[float, float | None]] = {
         name: (float(degrees), None)
-        for name, degrees in re.findall(r"(\w+)@(-?[\d.]+)C\b", line)
+        for name, degrees in re.findall(r"(\w+)@(-?\d{1,4}(?:\.\d{1,3})?)C\b", line)
         if float(degrees) > 0 and not name.lower().startswith(_DUMMY_ZONES)
     }
     rails: dict[str, float] = {
-        name: int(milli) / 1000 for name, milli in re.findall(r"\b([A-Z][A-Z0-9_]+) (\d+)(?:mW)?/\d+(?:mW)?", line)
+        name: int(milli) / 1000 for name, milli in re.findall(r"\b([A-Z][A-Z0-9_]+) (\d{1,7})(?:mW)?/\d+(?:mW)?", line)
     }
     rails = {name: watts for name, watts in rails.items() if name not in {"RAM", "SWAP", "IRAM"}}
     for name in _BOARD_RAILS:
@@ -185,18 +196,25 @@ def parse_tegrastats(line: str) -> tuple[dict[str, tuple[float, float | None]], 
 
 
 def _first_line(tegrastats: str) -> str:
-    """Run ``tegrastats``, which never ends by itself, until it has printed a line; empty if it doesn't."""
+    """Run ``tegrastats``, which never ends by itself, until it has printed a line; empty if it doesn't in time."""
+    said, end = b"", time.monotonic() + ANSWER_S
     try:
         with subprocess.Popen(  # noqa: S603
-            [tegrastats, "--interval", "200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [tegrastats, "--interval", "200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             assert process.stdout is not None
+            pipe, poll = process.stdout.fileno(), select.poll()
+            poll.register(pipe, select.POLLIN)
             try:
-                return process.stdout.readline()
+                while b"\n" not in said and len(said) < MAX_LINE_BYTES:
+                    if not poll.poll(1000 * max(0.0, end - time.monotonic())) or not (piece := os.read(pipe, 1024)):
+                        break
+                    said += piece
             finally:
                 process.kill()
     except OSError:
         return ""
+    return said.partition(b"\n")[0].decode("utf-8", "replace")
 
 
 def _rails(folder: Path) -> dict[str, float]:
@@ -225,5 +243,6 @@ def _text(path: Path) -> str:
 
 def _number(path: Path) -> float | None:
     with contextlib.suppress(OSError, ValueError):
-        return float(path.read_text(encoding="ascii"))
+        number = float(path.read_text(encoding="ascii"))
+        return number if math.isfinite(number) else None
     return None

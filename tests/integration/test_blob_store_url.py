@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -260,6 +260,31 @@ def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
 def failing() -> Iterator[bytes]:
     yield b"half"
     raise FileExistsError
+
+
+def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
+    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, gate = folder(), threading.Event()
+    put = ClaimStore.put
+
+    def slowly(self: ClaimStore, transfer_id: str, blocks: Iterable[bytes]) -> object:
+        def late() -> Iterator[bytes]:
+            yield from blocks
+            gate.wait(60)
+
+        return put(self, transfer_id, late())
+
+    monkeypatch.setattr(ClaimStore, "put", slowly)
+    monkeypatch.setattr(claims, "MAX_REST_S", 0.0)  # else it is removed with the first drop after the rest
+    pair = Pair(tmp_path, ours, folder())
+    over_the_broker, _ = pair.download(1)
+    assert over_the_broker > BLOB_BYTES
+    gate.set()
+    end = time.monotonic() + 60
+    while list((tmp_path / "store" / FLEET).iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 HANGS = """

@@ -71,8 +71,11 @@ class TrainingBrake:
 
     def update(self) -> None:
         """Read the sensors once; one log line when training is slowed, stopped or set free."""
-        self.reading = self._read()
-        share = self._throttle.update(self.reading)
+        self._take(self._read())
+
+    def _take(self, reading: Reading) -> None:
+        self.reading = reading
+        share = self._throttle.update(reading)
         state = "full" if share == 1 else "slowed" if share > 0 else "stopped"
         if state != self._said:
             self._said = state
@@ -81,11 +84,16 @@ class TrainingBrake:
             )
 
     def _watch(self) -> None:
+        failed = False
         while not self._stop.is_set():
             try:
                 self.update()
+                failed = False
             except Exception:  # root of the thread
-                log.exception("sensors can't be read", next="training runs at full speed")
-                self._throttle.time_share = 1.0
-                return
+                if not failed:
+                    log.exception(
+                        "sensors can't be read", next="they are read again; training gets its time back slowly"
+                    )
+                failed = True
+                self._take(Reading())
             self._stop.wait(READ_EVERY_S)

@@ -135,9 +135,10 @@ class ClaimStore:
     def drop(self, transfer_id: str) -> None:
         """Remove a bundle that nobody needs any more; where the store rests, with the next one."""
         self._left.append(transfer_id)
-        while self._left and self.usable:
-            left = self._left.popleft()
-            self._begun(functools.partial(self._remove, left), "removed", left, WAIT_S)
+        for _ in range(len(self._left) if self.usable else 0):
+            with contextlib.suppress(IndexError):  # another thread took it
+                left = self._left.popleft()
+                self._begun(functools.partial(self._remove, left), "removed", left, WAIT_S)
 
     def close(self) -> None:
         """Begin nothing more, and wait two seconds at most for what runs."""
@@ -224,9 +225,13 @@ class ClaimStore:
         return True
 
     def _remove(self, transfer_id: str) -> None:
-        with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire
+        try:
             files, folder = self._store()
             files.rm_file(f"{folder}/{transfer_id}")
+        except FileNotFoundError:
+            pass  # it is gone
+        except Exception:
+            self._left.append(transfer_id)
 
     def _begun(self, work: Callable[[], None], what: str, transfer_id: str, patience_s: float) -> Future[None]:
         began = time.monotonic()

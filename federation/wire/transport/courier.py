@@ -364,6 +364,9 @@ class FleetCourier:
         if not storing.done() and now - current.began_at < WAIT_S:
             return False
         if not storing.done() or storing.exception() is not None:
+            claims, late = self._claims, current.offer.transfer_id
+            if claims is not None:
+                storing.add_done_callback(lambda _: claims.drop(late))  # nobody fetches what comes too late
             current.offer = msgspec.structs.replace(current.offer, stored=False)
         current.storing = None
         return True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replayfleet.devices import limits
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.jtop import Jtop
 from replayfleet.devices.limits import Reading, Sensors, Throttle, parse_tegrastats
@@ -183,3 +184,35 @@ def test_power_over_its_limit_slows_training_too_and_an_unknown_power_does_not()
     assert throttle.reason == "the board draws 11.0 W, expected at most 10"
     assert throttle.update(Reading(power_w=9.8)) == 0.5
     assert throttle.update(Reading(power_w=9.0)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cat /dev/zero",
+        "printf 'cpu@49.5C' && exec sleep 1000",
+        "exec sleep 1000",
+        "printf 'cpu@1.2.3C VDD_IN %0400dmW/1mW\\377\\n' 7",
+        "printf 'cpu@99999999C gpu@inf C tj@900C\\n'",
+        "exit 3",
+    ],
+)
+def test_a_tegrastats_that_lies_never_ends_or_says_nothing_takes_neither_memory_nor_long(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ANSWER_S", 0.5)
+    command = tmp_path / "tegrastats"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    found = Sensors(TrainingAllowance(max_temperature_c=40.0), tmp_path, tegrastats=str(command)).read()
+    assert found.power_w is None
+    assert found.temperature_c in {None, 49.5}
+
+
+@pytest.mark.parametrize("said", ["inf", "nan", "1e30", "-5"])
+def test_a_zone_that_no_board_could_have_is_no_sensor(said: str, tmp_path: Path) -> None:
+    zone = tmp_path / "sys/class/thermal/thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "type").write_text("cpu\n")
+    (zone / "temp").write_text(f"{said}\n")
+    assert Sensors(TrainingAllowance(), tmp_path, tegrastats="/does/not/exist").read() == Reading()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.limits import Reading, Throttle
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.training import brake as brakes
 from replayfleet.edge_client.learning.training.brake import TrainingBrake
 from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
@@ -69,12 +72,26 @@ def test_one_line_is_logged_when_training_is_slowed_and_one_when_it_is_free_agai
     assert (brake.time_share, brake.reason) == (1.0, "")
 
 
-def test_sensors_that_break_leave_training_at_full_speed() -> None:
-    brake, _ = brake_at(0.5)
-    brake._read = lambda: 1 / 0  # type: ignore[assignment, return-value]
+@pytest.mark.parametrize(("comes_back", "share"), [(True, 0.0), (False, 1.0)])
+def test_sensors_that_break_are_read_again_and_training_gets_its_time_back_meanwhile(
+    comes_back: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brakes, "READ_EVERY_S", 0.0)
+    num_read, enough = itertools.count(), threading.Event()
+
+    def read() -> Reading:
+        number = next(num_read)
+        if number >= 15:
+            enough.set()
+        if number == 3 or (number > 3 and not comes_back):
+            raise ValueError("a line that nobody understands")
+        return Reading(95.0, "cpu", 15.0)
+
+    brake = TrainingBrake(read, Throttle(TrainingAllowance()), Recorded())
     brake.start()
+    assert enough.wait(60)
     brake.stop()
-    assert brake.time_share == 1.0
+    assert brake.time_share == share
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
