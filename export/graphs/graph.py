@@ -44,7 +44,6 @@ OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
 
 
-@functools.lru_cache(maxsize=32)
 def task_graph(spec: AnyTaskSpec) -> bytes:
     """Return the task model's graph, any B. Takes 1 to 3 s once, whatever the classes are called.
 

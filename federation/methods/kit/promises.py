@@ -158,6 +158,8 @@ def _expect(method: Any, what: str, result: Any, *kinds: type[Any]) -> None:
 
 
 def _expect_layout(method: Any, what: str, parameters: Parameters, expected: Parameters) -> None:
+    if not isinstance(parameters, Mapping):
+        raise _fault(method, f"{what} is {_name(parameters)}, expected a mapping of names to tensors")
     if parameters.keys() != expected.keys():
         lacks, has = sorted(expected.keys() - parameters.keys()), sorted(parameters.keys() - expected.keys())
         raise _fault(method, f"{what} lacks {lacks[:3]} and has {has[:3]} instead")

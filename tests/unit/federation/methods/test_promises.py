@@ -71,6 +71,7 @@ def test_a_local_round_that_gives_something_else_is_told_what_was_expected(resul
         (({}, TaskModels()), r"aggregate returned \(dict, TaskModels\), expected"),
         ((TaskModels(), {"cam-1": MODEL}), "gave OrderedDict for cam-1, expected TaskDownload"),
         ((TaskModels(), {"cam-9": INITIAL}), "for 'cam-9', who isn't one of cam-1, cam-2"),
+        ((TaskModels(), {"cam-1": TaskDownload([*MODEL.values()])}), "is list, expected a mapping of names to tensors"),  # type: ignore[arg-type]
         ((TaskModels(), {"cam-1": TaskDownload(with_bias(torch.zeros(9)))}), r"'head.bias' as \(9,\)"),
         (
             (TaskModels(), {"cam-1": TaskDownload(with_bias(MODEL[BIAS] + 1))}),

@@ -219,7 +219,9 @@ def test_a_folder_whose_name_turns_text_around_is_no_class(tmp_path: Path):
         place.mkdir()
         for number in range(7):
             (place / f"{number}.png").write_bytes(next(iter(cifar_members().values())))
-    with pytest.raises(SettingsError, match=r"data set folder: a class is named 'ca\\u202er', expected .* direction"):
+    with pytest.raises(
+        SettingsError, match=r"data set folder: a class is named 'ca\\u202er', expected .* marks that turn it"
+    ):
         load_dataset("folder", data_root=tmp_path)
 
 
