@@ -302,8 +302,10 @@ class Hanging(MemoryFileSystem):
         threading.Event().wait()
 fsspec.register_implementation("hanging", Hanging)
 store = ClaimStore("hanging://yard", "fleet")
-store.put("a" * 32, [b"whole"])
+for number in range(100):
+    store.put(f"{number:032}", [b"whole"])
 asked.wait()
+assert threading.active_count() < 10
 store.close()
 """
 

@@ -8,11 +8,17 @@ import re
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
+import onnxruntime
 import pytest
 
+from replayfleet.edge_client.frames.views import fitted
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.waits import Why
+from replayfleet.federation.streams.files.picture_files import read_picture
+from replayfleet.models.specs import TaskSpec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -110,3 +116,28 @@ def test_a_walk_names_functions_that_exist_and_returns_to_no_room(walk: str) -> 
         files = re.findall(r"^\d+\. `([\w/]+)\.py:", house, re.MULTILINE)
         rooms = [room for room, _ in itertools.groupby("/".join(file.split("/")[:2]) for file in files)]
         assert len(rooms) == len(set(rooms)), rooms
+
+
+def test_a_picture_made_ready_by_hand_is_what_a_device_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/export.md").read_text(encoding="utf-8").split("## A picture, answered by hand", 1)[1]
+    logits, given = np.array([1.0, 2.0, 4.0], np.float32), {}
+
+    class Session:
+        def __init__(self, path: str) -> None:
+            assert path == "a.onnx"
+
+        def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            given.update(inputs)
+            return [logits[None]]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.chdir(tmp_path)
+    for shape in ((60, 400, 3), (480, 640, 3), (20, 30, 3)):
+        cv2.imwrite("street.jpg", np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+        found: dict[str, np.ndarray] = {}
+        exec(page.split("```\n", 2)[1], found)
+        expected = fitted(read_picture(Path("street.jpg")), TaskSpec(3, 64, ("a", "b", "c")))
+        assert np.array_equal(given["images"], expected.reshape(1, 3, 64, 64))
+        assert np.allclose(found["confidences"], np.exp(logits) / np.exp(logits).sum())

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.labelled_images import LazyImages
+from replayfleet.federation.streams.resizing import resized
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_PICTURE_BYTES = 32 * 2**20
@@ -78,14 +79,13 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
 
 
 def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = False) -> NDArray[np.uint8]:
-    """Return the image as (size, size, channels) uint8, RGB or grey, area-averaged when it is larger.
+    """Return the image as (size, size, channels) uint8, RGB or grey, as ``resized`` makes it on devices.
 
     An oblong image is squeezed; with ``crop`` only the square in its middle is taken.
 
     Raises:
         SettingsError: The bytes are no complete image, or OpenCV isn't installed.
     """
-    cv2 = require_opencv()
     pixels = pixels_of(encoded, grey=channels == 1)
     if pixels is None:
         raise SettingsError(f"image {name} is damaged: {len(encoded)} bytes that are {_NONE}; fetch it again")
@@ -94,10 +94,7 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
         pixels = pixels[top : top + side, left : left + side]
-    if pixels.shape[:2] != (size, size):
-        shrinks = min(pixels.shape[:2]) > size
-        pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return np.asarray(pixels, dtype=np.uint8).reshape(size, size, channels)
+    return resized(pixels, size).reshape(size, size, channels)
 
 
 def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:

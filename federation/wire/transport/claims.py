@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
@@ -87,11 +88,13 @@ class ClaimStore:
             importlib.import_module("fsspec").get_filesystem_class(self._scheme)
         except (ValueError, ImportError) as error:
             raise SettingsError(f"blob store {url}: {error}") from error
-        self._places, self._closed = threading.Semaphore(_AT_A_TIME), False
+        self._threads: list[threading.Thread] = []
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
         self._lock = threading.Lock()
         self._rests_until = self._told_until = 0.0
-        self._due: list[float] = []  # of what runs or waits for its turn: when it is late
-        self._left: deque[str] = deque(maxlen=1000)
+        self._due: list[float] = []  # of what runs: when it is late
+        self._left: deque[str] = deque(maxlen=1000)  # to be removed when it is usable
         self._opened: tuple[Any, str] | None = None
 
     @property
@@ -99,7 +102,8 @@ class ClaimStore:
         """Whether it didn't fail a moment ago, and nothing that runs is late."""
         now = time.monotonic()
         with self._lock:
-            late = any(due <= now < due + MAX_REST_S for due in self._due)  # what never ends is forgotten
+            overdue = [due for due in self._due if due <= now]  # one that never ends is forgotten in time, all are not
+            late = len(overdue) == _AT_A_TIME or any(now < due + MAX_REST_S for due in overdue)
             fresh = late and now >= self._told_until
             self._told_until = now + REST_S if fresh else self._told_until
             usable = not late and now >= self._rests_until
@@ -142,12 +146,12 @@ class ClaimStore:
 
     def close(self) -> None:
         """Begin nothing more, and wait two seconds at most for what runs."""
-        if self._closed:
-            return
         self._closed = True
         end = time.monotonic() + 2.0
-        for _ in range(_AT_A_TIME):
-            self._places.acquire(timeout=max(0.0, end - time.monotonic()))
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _store(self) -> tuple[Any, str]:
         """Return the file system and the fleet's folder; some protocols connect for it, so not before it is used."""
@@ -225,21 +229,16 @@ class ClaimStore:
         return True
 
     def _remove(self, transfer_id: str) -> None:
-        try:
+        with contextlib.suppress(Exception):  # it may be gone, or not ours to remove; operators let old bundles expire
             files, folder = self._store()
             files.rm_file(f"{folder}/{transfer_id}")
-        except FileNotFoundError:
-            pass  # it is gone
-        except Exception:
-            self._left.append(transfer_id)
 
     def _begun(self, work: Callable[[], None], what: str, transfer_id: str, patience_s: float) -> Future[None]:
-        began = time.monotonic()
-        with self._lock:
-            self._due.append(began + patience_s)
-
         def guarded() -> None:
             error: Exception | None = None
+            began = time.monotonic()
+            with self._lock:
+                self._due.append(began + patience_s)
             try:
                 work()
             except Exception as caught:
@@ -259,9 +258,8 @@ class ClaimStore:
                     rest_s = min(10 * took_s, MAX_REST_S) if late else REST_S
                     self._rests_until, self._opened = max(self._rests_until, now + rest_s), None
             if fresh:
-                text = (
-                    " ".join(str(error or "").split())[:300] or f"took {took_s:.0f} s, expected {patience_s:g} at most"
-                )
+                said = " ".join(str(error or "").split())[:300]
+                text = said or f"took {took_s:.0f} s, expected {patience_s:g} at most"
                 log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
             if error is not None:
                 raise error
@@ -269,20 +267,27 @@ class ClaimStore:
         return self._submit(guarded)
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
-        """Do it in a thread that no end of the program waits for, four at a time."""
+        """Do it in one of a few threads, which no end of the program waits for, as it would for an executor's."""
         future: Future[None] = Future()
 
         def run() -> None:
-            with self._places:
-                if self._closed or not future.set_running_or_notify_cancel():
-                    future.cancel()
-                    return
-                try:
-                    work()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(None)
+            if self._closed or not future.set_running_or_notify_cancel():
+                future.cancel()
+                return
+            try:
+                work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
-        threading.Thread(target=run, name="blob-store", daemon=True).start()
+        self._work.put(run)
+        with self._lock:
+            if len(self._threads) < _AT_A_TIME:
+                self._threads.append(threading.Thread(target=self._serve, name="blob-store", daemon=True))
+                self._threads[-1].start()
         return future
+
+    def _serve(self) -> None:
+        while (run := self._work.get()) is not None:
+            run()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.files.picture_files import from_files, picture_size, read_picture
+from replayfleet.federation.streams.resizing import resized
 
 
 @pytest.mark.timeout(20)
@@ -24,3 +27,10 @@ def test_a_folder_named_like_a_picture_is_none(tmp_path: Path) -> None:
     (tmp_path / "1.png").mkdir()
     with pytest.raises(SettingsError, match="it is no file"):
         read_picture(tmp_path / "1.png")
+
+
+def test_an_oblong_picture_is_scaled_as_a_device_scales_it(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (60, 400, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "1.png"), noise)
+    image = from_files([tmp_path / "1.png"], 64, 3)[0]
+    assert np.array_equal(image, resized(read_picture(tmp_path / "1.png"), 64))
