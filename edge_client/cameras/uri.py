@@ -205,7 +205,7 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
 
 def _place_and_query(uri: str) -> tuple[str, dict[str, str]]:
     try:
-        parts = urlsplit(uri)
+        parts = urlsplit(uri.replace("#", "%23"))  # a path may hold it; settings stand behind it of "url" alone
     except ValueError as error:  # of brackets, which belong around an IPv6 address
         raise SettingsError(f"source {uri!r} is not a URI: {error}") from error
     return unquote(parts.netloc + parts.path), _query(parts.query, uri)

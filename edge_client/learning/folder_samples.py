@@ -16,12 +16,11 @@ from replayfleet.edge_client.frames.views import fitted, to_pixels
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.streams.files.picture_files import MAX_SIDE, pixels_of
+from replayfleet.federation.streams.files.picture_files import SUFFIXES, pixels_of
 from replayfleet.models.specs import TaskSpec
 
 log = EventLogger(__name__)
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 MAX_FILE_BYTES = 32 * 2**20
 MIN_SAMPLES = 2
 """Fewer train no model; they wait for others."""
@@ -38,10 +37,7 @@ def decode_image(data: bytes, task: TaskSpec) -> NDArray[np.float32]:
     Raises:
         ValueError: Not a complete image, or a huge one.
     """
-    pixels = pixels_of(data)
-    if pixels is None:
-        raise ValueError(f"not a complete PNG or JPEG image of at most {MAX_SIDE} x {MAX_SIDE} pixels")
-    return fitted(pixels, task)
+    return fitted(pixels_of(data), task)
 
 
 class FolderSamples:
@@ -77,6 +73,7 @@ class FolderSamples:
         ledger.mkdir(parents=True, exist_ok=True)
         self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
         self._broken: dict[str, tuple[int, int]] = {}  # name -> time and size of a file that is no image
+        self._num_passed_over = 0
         first = self._load(self._files()[-_NUM_FIRST_FRAMES:], _NUM_FIRST_FRAMES)
         if first:
             self._show(to_pixels(self._samples(first).images))
@@ -110,14 +107,19 @@ class FolderSamples:
         return {}
 
     def _files(self) -> list[str]:
-        """Names relative to the folder, ``<class>/<file>``, in the order they arrived."""
-        files = (
+        """Names relative to the folder, ``<class>/<file>``, in the order they arrived; counts what else lies there."""
+        found = [
             (folder, file)
             for folder in self._class_ids
             if folder not in {".", ".."} and not {"/", "\0"} & {*folder}  # a class may have any name, a folder not
-            for file in (self._uri.path / folder).glob("[!.]*")  # gone is empty
-            if file.suffix.lower() in SUFFIXES
-        )
+            for file in (self._uri.path / folder).glob("*")  # gone is empty
+        ]
+        files = [(folder, file) for folder, file in found if file.suffix.lower() in SUFFIXES and file.name[0] != "."]
+        num_passed_over = len(found) - len(files)
+        if num_passed_over > self._num_passed_over:
+            reason = f"hidden, or named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
+            log.warning("files passed over", folder=self._uri.path, num=num_passed_over, reason=reason)
+        self._num_passed_over = num_passed_over
         return [name for _, name in sorted((_arrival(file), f"{folder}/{file.name}") for folder, file in files)]
 
     def _load(self, names: Iterable[str], at_most: int) -> dict[str, NDArray[np.float32]]:

@@ -67,7 +67,10 @@ def run(spec: RunSpec, command: list[str]) -> None:
         SystemExit: With ``UNFINISHED``, when its minutes are over.
     """
     spec.check()
+    from replayfleet.federation.service.logs import configure_logging
     from replayfleet.federation.service.torch_setup import leave_the_compiler_out, let_idle_threads_sleep
+
+    configure_logging(level="WARNING")
 
     let_idle_threads_sleep()
     leave_the_compiler_out()

@@ -17,8 +17,11 @@ from typing import TypeVar
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.picture_files import SUFFIXES, from_files, from_zip
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.streams.files.picture_files import SUFFIXES, flaw_in, from_files, from_zip
 from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, Parts
+
+log = EventLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -51,7 +54,7 @@ def read_zip(path: Path, size: int) -> Parts:
 
 
 def read_folder(root: Path, size: int) -> Parts | None:
-    """Return both parts of the images below ``root``, or None if there are none.
+    """Return both parts of the images below ``root``, or None if there are none; what is none is told and left out.
 
     Raises:
         SettingsError: Its classes are fewer than two or differ between the parts.
@@ -59,9 +62,9 @@ def read_folder(root: Path, size: int) -> Parts | None:
     if not root.is_dir():
         return None
     if (root / "train").is_dir():
-        members = {part: class_files(root / part) for part in ("train", "test")}
+        members = {part: _whole(class_files(root / part), root) for part in ("train", "test")}
     else:
-        members = _split(class_files(root), root)
+        members = _split(_whole(class_files(root), root), root)
     if not members["train"]:
         return None
     expected = "{train,test}/<class>/*.{png,jpg} or <class>/*.{png,jpg}"
@@ -80,6 +83,16 @@ def class_files(folder: Path) -> dict[str, list[Path]]:
         if entry.is_dir() and not _is_hidden(entry.name)
     }
     return {name: paths for name, paths in files.items() if paths}
+
+
+def _whole(files: Mapping[str, list[Path]], root: Path) -> dict[str, list[Path]]:
+    """Return the files without those of which a device would say that they are no pictures, which one line tells."""
+    flaws = {path: flaw for paths in files.values() for path in paths if (flaw := flaw_in(path))}
+    if flaws:
+        first = next(iter(flaws))
+        log.warning("images left out", folder=root, num=len(flaws), first=first, reason=flaws[first])
+    whole = {name: [path for path in paths if path not in flaws] for name, paths in files.items()}
+    return {name: paths for name, paths in whole.items() if paths}
 
 
 def _is_hidden(name: str) -> bool:

@@ -13,7 +13,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from os import SEEK_CUR
+from os import SEEK_CUR, SEEK_END
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +29,6 @@ MAX_PICTURE_BYTES = 32 * 2**20
 MAX_SIDE = 8192
 """Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
 
-_NONE = f"no complete PNG or JPEG of at most {MAX_SIDE} pixels a side"
 _TAIL_BYTES = 1024
 _ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
 """First two bytes of JPEG and PNG -> what stands near the end of a complete file; decoders pass over its absence."""
@@ -63,7 +62,8 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
     """Return a file's picture as (H, W, 3) uint8, RGB.
 
     Raises:
-        SettingsError: It can't be read, is larger than ``MAX_PICTURE_BYTES``, or is no complete PNG or JPEG.
+        SettingsError: It can't be read, is larger than ``MAX_PICTURE_BYTES`` or ``MAX_SIDE``, or is no complete PNG or
+            JPEG.
     """
     try:
         with _opened(path) as file:
@@ -72,10 +72,10 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
     if len(encoded) > MAX_PICTURE_BYTES:
         raise SettingsError(f"picture {path} is larger than {MAX_PICTURE_BYTES} bytes, the most that is read")
-    pixels = pixels_of(encoded)
-    if pixels is None:
-        raise SettingsError(f"picture {path} is damaged: {len(encoded)} bytes that are {_NONE}")
-    return pixels
+    try:
+        return pixels_of(encoded)
+    except ValueError as error:
+        raise SettingsError(f"picture {path} is {error}") from error
 
 
 def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = False) -> NDArray[np.uint8]:
@@ -84,11 +84,12 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
     An oblong image is squeezed; with ``crop`` only the square in its middle is taken.
 
     Raises:
-        SettingsError: The bytes are no complete image, or OpenCV isn't installed.
+        SettingsError: The bytes are no complete image or a huge one, or OpenCV isn't installed.
     """
-    pixels = pixels_of(encoded, grey=channels == 1)
-    if pixels is None:
-        raise SettingsError(f"image {name} is damaged: {len(encoded)} bytes that are {_NONE}; fetch it again")
+    try:
+        pixels = pixels_of(encoded, grey=channels == 1)
+    except ValueError as error:
+        raise SettingsError(f"image {name} is {error}; fetch it again, or take it out of the set") from error
     height, width = pixels.shape[:2]
     if crop:
         side = min(height, width)
@@ -97,19 +98,44 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
     return resized(pixels, size).reshape(size, size, channels)
 
 
-def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
-    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is ``_NONE``."""
+def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8]:
+    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W).
+
+    Raises:
+        ValueError: What ``flaw_of`` says, or it can't be decoded; the end of the sentence "this picture is ...".
+    """
     cv2 = require_opencv()
-    end, size = _ENDS.get(encoded[:2]), _size_in_head(io.BytesIO(encoded))
-    if end is None or end not in encoded[-_TAIL_BYTES:] or size is None or max(size) > MAX_SIDE:
-        return None
+    flaw = flaw_of(io.BytesIO(encoded))
+    if flaw:
+        raise ValueError(flaw)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
     except cv2.error:  # more pixels than OpenCV takes, for example
-        return None
-    if pixels is None or grey:
-        return pixels  # type: ignore[no-any-return]
-    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+        pixels = None
+    if pixels is None:
+        raise ValueError(f"damaged: {len(encoded)} bytes that can't be decoded")
+    return np.asarray(pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+def flaw_of(file: BinaryIO) -> str:
+    """Return why this is no picture that is read, as far as its head and its end say; nothing if it seems to be one."""
+    end, size = _ENDS.get(file.read(2)), (file.seek(0), _size_in_head(file))[1]
+    num_bytes = file.seek(0, SEEK_END)
+    file.seek(max(0, num_bytes - _TAIL_BYTES))
+    if end is None or size is None or end not in file.read():
+        return f"damaged: {num_bytes} bytes that are no complete PNG or JPEG"
+    if max(size) > MAX_SIDE:
+        return f"too large: {size[0]} x {size[1]} pixels; at most {MAX_SIDE} a side are read"
+    return ""
+
+
+def flaw_in(path: Path) -> str:
+    """Return what ``flaw_of`` says of a file, or why it can't be read."""
+    try:
+        with _opened(path) as file:
+            return flaw_of(file)
+    except OSError as error:
+        return f"unreadable: {error.strerror or error}"
 
 
 def encoded_images(

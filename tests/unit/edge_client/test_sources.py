@@ -30,6 +30,7 @@ def test_a_dataset_uri_is_read_with_types_and_defaults() -> None:
 def test_a_folder_uri_keeps_absolute_relative_and_escaped_paths() -> None:
     assert parse_source("folder:///srv/a%20b?per_round=8&rate=1") == FolderUri(Path("/srv/a b"), 8, 1.0)
     assert parse_source("folder://images/new") == FolderUri(Path("images/new"))
+    assert parse_source("folder:///srv/50%25 of #3?rate=1") == FolderUri(Path("/srv/50% of #3"), rate=1.0)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,10 @@ def test_a_decoded_image_spans_minus_one_to_one_and_has_the_tasks_size() -> None
     assert colour[:, 0, 0].tolist() == [1.0, -1.0, -1.0]
     huge = bytearray(encoded.tobytes())
     huge[16:20] = (8193).to_bytes(4, "big")  # its head claims that it is so wide
-    for wrong in (b"GIF89a", encoded.tobytes()[:-20], bytes(huge)):
-        with pytest.raises(ValueError, match="not a complete PNG or JPEG image of at most 8192 x 8192"):
+    damaged = "damaged: {} bytes that are no complete PNG or JPEG"
+    too_large = "too large: 8193 x 64 pixels; at most 8192 a side are read"
+    for wrong, flaw in ((b"GIF89a", damaged), (encoded.tobytes()[:-20], damaged), (bytes(huge), too_large)):
+        with pytest.raises(ValueError, match=f"^{flaw.format(len(wrong))}$"):
             decode_image(wrong, TASK)
 
 
@@ -167,6 +170,22 @@ def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path)
     samples = folder_samples(FolderUri(images), tmp_path / "ledger").round_samples(0)
     assert samples is not None
     assert len(samples) == 2
+
+
+def test_hidden_files_and_those_of_other_endings_are_counted_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = tmp_path / "images"
+    for name in ("cat/0.png", "dog/1.PNG", "cat/.hidden.png"):
+        _put(images, name, 9)
+    (images / "dog" / "2.webp").write_bytes(b"a WebP")
+    source = folder_samples(FolderUri(images), tmp_path / "ledger")
+    assert source.round_samples(0) is not None
+    (told,) = caplog.records
+    assert (told.getMessage(), told.fields["num"]) == ("files passed over", 2)  # type: ignore[attr-defined]
+    (images / "cat" / "notes.txt").touch()
+    assert source.round_samples(1) is None
+    assert [record.fields["num"] for record in caplog.records] == [2, 3]  # type: ignore[attr-defined]
 
 
 def test_a_file_that_is_still_written_keeps_no_round_from_the_others(

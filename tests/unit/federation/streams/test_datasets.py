@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from support.image_sets import (
@@ -452,6 +453,19 @@ def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path
     assert not set(found.test.images.names) & set(found.train.images.names)
 
 
+def test_what_is_no_picture_of_a_folder_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    whole = {f"{name}/{number}.png": picture((number, 0, 0)) for name in "ab" for number in range(6)}
+    write_tree(tmp_path, whole | {"a/6.png": b"no picture", "b/6.png": picture((0, 0, 0), suffix="jpg")[:-20]})
+    cv2.imwrite(str(tmp_path / "b" / "7.png"), np.zeros((1, 9000, 3), np.uint8))
+    found = load_dataset("folder", data_root=tmp_path)
+    assert [part.counts() for part in (found.train, found.test)] == [[5, 5], [1, 1]]
+    found.train.images[np.arange(10)]
+    (told,) = caplog.records
+    fields = told.fields  # type: ignore[attr-defined]
+    assert (fields["num"], fields["first"].name) == (3, "6.png")
+    assert fields["reason"] == "damaged: 10 bytes that are no complete PNG or JPEG"
+
+
 def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path: Path):
     write_tree(tmp_path, {f"{name}/{size}.png": picture((9, 8, 7), size) for name in "ab" for size in (16, 64, 128)})
     found = load_dataset("folder", data_root=tmp_path, image_size=64)
@@ -462,7 +476,7 @@ def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path: Path):
 
 
 def test_a_class_without_test_images_is_refused(tmp_path: Path):
-    write_tree(tmp_path, {"train/a/1.png": picture((0, 0, 0)), "train/b/1.png": b"", "test/a/1.png": b""})
+    write_tree(tmp_path, {f"{name}/1.png": picture((0, 0, 0)) for name in ("train/a", "train/b", "test/a")})
     with pytest.raises(SettingsError, match="class 'b' lacks train or test images"):
         load_dataset("folder", data_root=tmp_path)
 

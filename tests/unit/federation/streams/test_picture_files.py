@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.picture_files import from_files, picture_size, read_picture
+from replayfleet.federation.streams.files.picture_files import decode, from_files, picture_size, read_picture
 from replayfleet.federation.streams.resizing import resized
 
 
@@ -34,3 +34,13 @@ def test_an_oblong_picture_is_scaled_as_a_device_scales_it(tmp_path: Path) -> No
     cv2.imwrite(str(tmp_path / "1.png"), noise)
     image = from_files([tmp_path / "1.png"], 64, 3)[0]
     assert np.array_equal(image, resized(read_picture(tmp_path / "1.png"), 64))
+
+
+def test_a_picture_of_too_many_pixels_is_called_large_and_not_damaged(tmp_path: Path) -> None:
+    whole = cv2.imencode(".png", np.zeros((1, 9000, 3), np.uint8))[1].tobytes()
+    (tmp_path / "1.png").write_bytes(whole)
+    too_large = "1.png is too large: 9000 x 1 pixels; at most 8192 a side are read"
+    with pytest.raises(SettingsError, match=too_large):
+        read_picture(tmp_path / "1.png")
+    with pytest.raises(SettingsError, match=too_large):
+        decode(whole, "1.png", 8, 3)
