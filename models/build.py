@@ -40,6 +40,9 @@ M = TypeVar("M", bound=nn.Module)
 _SOUND: dict[TaskSpec, Any] = {}
 """Task -> what made its task model when that was found to be as ours are (``_added``)."""
 
+_SAME_ANSWER = 1e-4
+"""Of two ways to compute it, in shares of it; orders of float32 sums differ by less."""
+
 _DCGAN_STD = 0.02
 """Radford et al. 2016, "Unsupervised Representation Learning with DCGANs", section 4."""
 
@@ -86,11 +89,18 @@ def _added(spec: TaskSpec) -> nn.Module:
         if _SOUND.get(spec) is make:
             return module.train()
         module.eval()
+        if absent := [part for part in ("features", "head") if not callable(getattr(module, part, None))]:
+            raise SettingsError(
+                f"{what} has no {' and no '.join(absent)}; expected a module whose forward(images) is "
+                "head(features(images)), and head.weight of (classes, features)"
+            )
         images = torch.empty(2, *spec.image_shape)
         features = module.features(images)  # type: ignore[operator]
         found = [tuple(each.shape) for each in (module(images), module.head(features), module.head.weight)]  # type: ignore
         lost = {key for key, _ in module.named_buffers()} - module.state_dict().keys()
         undrawn = [type(layer).__name__ for layer in module.modules() if not (_is_known(layer) or _draws(layer))]
+    except SettingsError:
+        raise
     except Exception as error:  # it is not our code, and may fail in any way
         raise SettingsError(f"{what} can't be built ({type(error).__name__}: {error})") from error
     logits = (2, spec.num_classes)
@@ -107,8 +117,28 @@ def _added(spec: TaskSpec) -> nn.Module:
             f"{what} has layers with parameters or buffers that nothing draws: {', '.join(sorted(set(undrawn)))}; give "
             "them a method draw(rng) that sets all of them, for they are zero until then"
         )
+    try:
+        furthest = _furthest_from_head(make(spec), spec)
+    except Exception as error:
+        raise SettingsError(f"{what} gives no answers ({type(error).__name__}: {error})") from error
+    if not furthest <= _SAME_ANSWER:
+        raise SettingsError(
+            f"{what} answers by forward(images) otherwise than by head(features(images)), by up to {furthest:.2g}; "
+            "expected the same, for methods train either"
+        )
     _SOUND[spec] = make
     return module.train()
+
+
+@torch.no_grad()
+def _furthest_from_head(module: nn.Module, spec: TaskSpec) -> float:
+    """Return by how much ``forward`` and ``head(features)`` differ at most on two images, in shares of the largest."""
+    rng = torch.Generator().manual_seed(0)
+    with torch.device("cpu"):
+        drawn: Any = initialise(_placed(module, "cpu"), rng).eval()
+        images = torch.empty(2, *spec.image_shape).uniform_(-1, 1, generator=rng)
+        answers, expected = drawn(images), drawn.head(drawn.features(images))
+    return float((answers - expected).abs().max() / expected.abs().max().clamp(min=_SAME_ANSWER))
 
 
 def num_features(spec: TaskSpec) -> int:

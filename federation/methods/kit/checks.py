@@ -8,18 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 _MOST = 2**31 - 1
+_MOST_TURNS = 1_000_000
+"""Of epochs, steps and iterations in a round; the papers' largest is 6,000, and more would never end."""
+_TURNS = ("_epochs", "_iterations", "_steps")
 _LARGEST = 3.4e38
 """Of a float32, roughly."""
 
 
 def at_least(minimum: int, settings: object, names: Sequence[str]) -> None:
-    """Raise ValueError unless each named attribute is a whole number of at least ``minimum`` that 32 bits hold."""
+    """Raise ValueError unless each named attribute is a whole number of at least ``minimum`` that a round can hold."""
     for name in names:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{name} is {value!r}, expected a whole number of at least {minimum}")
-        if value > _MOST:
-            raise ValueError(f"{name} is {value!r}, expected a whole number of {minimum} to {_MOST}")
+        most = _MOST_TURNS if name.endswith(_TURNS) else _MOST
+        if value > most:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of {minimum} to {most}")
 
 
 def within(low: float, high: float, settings: object, names: Sequence[str]) -> None:

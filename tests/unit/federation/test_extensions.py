@@ -496,7 +496,10 @@ def test_a_fleet_s_task_names_it_and_who_lacks_the_package_is_told(install: Inst
         ("def Net(task): return 1 / 0", r"can't be built \(ZeroDivisionError"),
         (MODEL.replace("self.head(self.features(images))", "self.features(images)"), r"expected \(2, 3\) twice"),
         (MODEL.replace("task.num_classes", "2"), r"of \(2, 2\), \(2, 2\), \(2, 8\); expected \(2, 3\) twice"),
-        (MODEL.replace("def features", "def feature"), r"can't be built \(AttributeError"),
+        (MODEL.replace("def features", "def feature"), "has no features; expected a module whose forward"),
+        (MODEL.replace("self.head", "self.last"), "has no head; expected a module whose forward"),
+        (MODEL.replace("self.head(self.features(images))", "2 * self.head(self.features(images))"), "by up to 1; exp"),
+        (MODEL.replace("uniform_(0.5", "uniform(0.5"), r"gives no answers \(AttributeError"),
         (
             MODEL.replace(
                 "self.scale = Scale()",

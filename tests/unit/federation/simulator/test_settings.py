@@ -47,6 +47,7 @@ def test_every_method_takes_every_preset(name: str, preset: str):
         ("learning_rate=1e300", "0 to 3.4e+38"),
         ("learning_rate=nan", "a number of 0 or more"),
         ("batch_size=99999999999999999999999", "2 to 2147483647"),
+        ("local_epochs=1e9", "1 to 1000000"),
     ],
 )
 def test_numbers_that_no_training_can_compute_with_are_refused(setting: str, expected: str):
