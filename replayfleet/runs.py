@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ def simulate(
     from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
 
     let_idle_threads_sleep()
+    from replayfleet.federation.service.settings import settings_of
     from replayfleet.federation.simulator.job import prepare
     from replayfleet.federation.simulator.run_spec import RunSpec
 
@@ -161,8 +163,13 @@ def simulate(
         overrides=overrides,
         **{**more, "compare": tuple(_path("compare", one) for one in several)},
     )
-    spec.check()
-    prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
+    try:
+        spec.check()
+        prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
+    except SettingsError as error:  # of the command line's options, which are arguments here
+        flags = sorted((one.flag for one in settings_of(RunSpec).values()), reverse=True)
+        named = re.sub(rf"(?:{'|'.join(flags)})\b", lambda flag: flag[0][2:].replace("-", "_"), str(error))
+        raise SettingsError(named) from error
     return open_run(out)
 
 
@@ -177,6 +184,8 @@ def open_run(path: Path | str) -> Run:
         SettingsError: It is none of these, or is damaged.
     """
     path = _path("path", path)
+    if path.is_file():
+        raise SettingsError(f"{path} is a file, expected the folder of a run: --out of fleet-sim, or a --data-dir")
     with _refusing_damage(path):
         if (path / "state" / "run.json").is_file():
             return _simulation(path)

@@ -53,9 +53,9 @@ class Grown:
     def text(self) -> str:
         """In words, for an operator."""
         number = len(task_of(self.spec).class_names)
-        again = f"; {self.num_uploads} uploads of it are made again" if self.num_uploads else ""
+        again = f"; {self.num_uploads} uploads of it will be made again" if self.num_uploads else ""
         return (
-            f"the fleet learns {', '.join(self.added)} too, {number} classes in all, from round "
+            f"the fleet will learn {', '.join(self.added)} too, {number} classes in all, from round "
             f"{self.round}, which begins anew{again}. Devices serve on, and keep what they have learned. There is no "
             "way back but a backup"
         )

@@ -60,7 +60,7 @@ class Checkpoints:
             SettingsError: There is nothing to resume, or it is another run; names what differs. Nothing is changed.
         """
         if resume:
-            self._check_same(run)
+            self.check_same(run)
         self._initial = run.get("initial")
         for path in [*self._folder.glob(".*.tmp"), *self._blobs.glob(".*.tmp")]:
             path.unlink()
@@ -154,7 +154,8 @@ class Checkpoints:
     def _path(self, name: str) -> Path:
         return self._blobs / f"{name}.safetensors"
 
-    def _check_same(self, run: dict[str, Any]) -> None:
+    def check_same(self, run: dict[str, Any]) -> None:
+        """Raise SettingsError unless the folder holds the same run; names what differs."""
         path = self._folder / _RUN
         try:
             earlier = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -163,6 +164,13 @@ class Checkpoints:
         except (OSError, *UNREADABLE) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
         differs = difference(earlier, msgspec.json.decode(msgspec.json.encode(run)))
+        before, now = earlier.get("packages", {}), run.get("packages", {})
+        changed = [code["package"] for name, code in now.items() if before.get(name, code) != code]
+        if changed and differs.startswith("packages."):
+            raise SettingsError(
+                f"{self._folder} holds a run of other code: package {', '.join(changed)} has changed since; its rounds "
+                "would not fit together. Take the code of then, or begin anew with --overwrite or another --out"
+            )
         if differs:
             raise SettingsError(
                 f"{self._folder} holds another run: {differs}; resume with the same options, or choose another --out"

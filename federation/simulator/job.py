@@ -236,6 +236,8 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     torch_device(spec.torch_device)
     build_task_model(simulation.method.task, device="meta")
     identity = identity_of(spec, simulation)
+    if spec.resume:
+        Checkpoints(spec.out / _STATE).check_same(identity)
     compared = [read_result(path, identity) for path in spec.compare]
     if sum(other.run["method"] == "centralized" for other in compared) > 1:
         raise SettingsError("--compare: more than one run of centralized; regret is measured against one")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.extensions import DATASETS_GROUP, Extended
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
@@ -144,11 +144,16 @@ def _read(name: str, kind: DatasetKind, place: Path, size: int) -> Parts | None:
         raise
     except (Exception, SystemExit) as error:
         raise SettingsError(
-            f"data set {name}, of an installed package, can't be read from {place} ({type(error).__name__}: {error})"
+            f"data set {name}, of an installed package: read(folder, {size}) raised {told(error)}; the folder was "
+            f"{place}"
         ) from error
     if found is None or (isinstance(found, tuple) and [type(part) for part in found] == [LabelledImages] * 2):
         return found
-    raise SettingsError(f"data set {name}, of an installed package, gave {found!r:.80}, expected two LabelledImages")
+    gave = ", ".join(type(part).__name__ for part in found) if isinstance(found, tuple) else type(found).__name__
+    raise SettingsError(
+        f"data set {name}, of an installed package: read gave {gave}, expected a tuple of two LabelledImages, for "
+        "training and for testing, or None where the folder doesn't hold the set"
+    )
 
 
 def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
@@ -156,6 +161,12 @@ def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
     channels, height, width = task.image_shape
     expected = f"(N, {height}, {width}, {channels}) uint8"
     for part, one in zip(("train", "test"), parts, strict=True):
+        for what, held in (("images", one.images), ("labels", one.labels)):
+            if isinstance(held, (list, tuple)):
+                raise SettingsError(
+                    f"data set {name}, of an installed package: {part} {what} are a {type(held).__name__}, expected an "
+                    "array"
+                )
         if tuple(one.class_names) != task.class_names:
             named = f"classes {', '.join(map(str, one.class_names))}"
             raise SettingsError(

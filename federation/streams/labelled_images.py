@@ -115,6 +115,8 @@ class LabelledImages:
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+        if not isinstance(self.labels, np.ndarray):
+            raise TypeError(f"labels are a {type(self.labels).__name__}, expected an array (N,) of int64")
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             found = f"got {self.labels.min()} to {self.labels.max()}"
             raise ValueError(f"labels must be 0 to {len(self.class_names) - 1}, {found}")

@@ -31,7 +31,7 @@ def open_stream(settings: StreamSettings, data: AnyDataset) -> tuple[AnyStream, 
     if settings.scenario in TASK_BY_TASK:
         return TaskStream(settings, data), as_tasks_show_it(settings, data)
     if settings.scenario != DRIVING:
-        return Stream(settings, data.train.labels, data.test.labels, data.task.num_classes), data
+        return Stream(settings, data.train.labels, data.test.labels, data.task.num_classes, data.task.class_names), data
     if not (isinstance(data.train, DrivingCrops) and isinstance(data.test, DrivingCrops)):
         raise SettingsError(
             f"scenario {DRIVING} needs objects that were met while driving, which {data.name} doesn't hold; "

@@ -228,7 +228,14 @@ class Stream:
         task_types_per_client: floor(K / K_T).
     """
 
-    def __init__(self, settings: StreamSettings, train_labels: Indices, test_labels: Indices, num_classes: int) -> None:
+    def __init__(
+        self,
+        settings: StreamSettings,
+        train_labels: Indices,
+        test_labels: Indices,
+        num_classes: int,
+        class_names: Sequence[str] = (),
+    ) -> None:
         """Divide the samples with these labels.
 
         Args:
@@ -236,6 +243,7 @@ class Stream:
             train_labels: (N,) class ids of the training part.
             test_labels: (M,) class ids of the test part.
             num_classes: K.
+            class_names: what errors call them; their numbers without.
 
         Raises:
             SettingsError: The data don't last for the rounds asked for; says how many are possible.
@@ -245,6 +253,7 @@ class Stream:
                 f"scenario {settings.scenario!r} has no task types, so only a simulation of driving can run it "
                 f"(fleet-sim); expected one of {', '.join(SCENARIOS)}"
             )
+        self._class_names = [repr(name) for name in class_names] or [str(class_id) for class_id in range(num_classes)]
         self.task_types_per_client = num_classes // settings.classes_per_task
         self._scenario = SCENARIOS[settings.scenario]
         if self.task_types_per_client < self._scenario.min_task_types:
@@ -362,7 +371,7 @@ class Stream:
             size = self.settings.test_samples_per_class or (len(test) // num_tests if num_tests else 0)
             if num_parts and not size:
                 raise SettingsError(
-                    f"class {class_id} has {len(test)} test samples for {num_parts} parts; "
+                    f"class {self._class_names[class_id]} has {len(test)} test samples for {num_parts} parts; "
                     "raise samples_per_class, or set test_samples_per_class"
                 )
             sizes.append(size)
@@ -398,7 +407,7 @@ class Stream:
         if wanted is None and possible:
             return possible
         too_few = [class_id for class_id, num_parts in enumerate(self._num_parts) if not num_parts]
-        what_then = f"class {too_few[0]} has too few for one" if too_few else "ask for fewer rounds"
+        what_then = f"class {self._class_names[too_few[0]]} has too few for one" if too_few else "ask for fewer rounds"
         raise SettingsError(
             f"scenario {self.settings.scenario} with {self.settings.samples_per_class} training samples per class and "
             f"round lasts for {possible} rounds on this data, not for {wanted or 'any'}; "

@@ -60,7 +60,9 @@ def samples(data: Any, class_id: int, count: int, rng: torch.Generator) -> Sampl
     """
     places = np.flatnonzero(data.train.labels == class_id)
     if len(places) < 3 * count:
-        raise SettingsError(f"class {class_id} has {len(places)} samples, {3 * count} are needed")
+        raise SettingsError(
+            f"class {data.train.class_names[class_id]!r} has {len(places)} samples, {3 * count} are needed"
+        )
     chosen = places[torch.randperm(len(places), generator=rng)[: 3 * count].numpy()]
     parts = (round_data(data.train, part).images for part in np.split(chosen, 3))
     return Samples(*parts)

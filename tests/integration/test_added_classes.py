@@ -100,7 +100,7 @@ def test_devices_serve_on_keep_what_they_remember_and_learn_the_new_class(world:
         again = [event["detail"] for event in events(world, "upload rejected")]
     assert all("the client trains the round from that" in detail for detail in again), again
     assert [event["round"] for event in events(world, "round committed")] == list(range(committed(world)))
-    assert any("learns right too, 4 classes" in event["detail"] for event in events(world, "operator"))
+    assert any("will learn right too, 4 classes" in event["detail"] for event in events(world, "operator"))
 
 
 def test_until_the_class_is_learned_nothing_is_taken_for_it_and_the_rest_is_answered_as_before(world: World) -> None:

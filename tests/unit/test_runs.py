@@ -147,6 +147,8 @@ def test_what_is_not_there_is_said_with_what_is(
 def test_a_folder_without_a_run_and_a_damaged_one_are_refused(data_dirs: Path, tmp_path: Path) -> None:
     with pytest.raises(replayfleet.SettingsError, match="holds no run; expected --out of fleet-sim"):
         open_run(data_dirs / "aggregator" / "blobs")
+    with pytest.raises(replayfleet.SettingsError, match=r"fleet\.json is a file, expected the folder of a run"):
+        open_run(data_dirs / "aggregator" / "fleet.json")
     for blob in (data_dirs / "aggregator" / "blobs").glob("??/*"):
         blob.write_bytes(b"damaged")
     with pytest.raises(replayfleet.ReplayfleetError, match="is damaged"):
@@ -281,14 +283,15 @@ def test_an_unknown_name_is_no_attribute() -> None:
         ({"out": None}, "out: "),
         ({"data_root": 3}, "data_root: "),
         ({"initial": "nowhere"}, "nowhere: can't be read"),
-        ({"compare": "nowhere"}, "--compare nowhere: can't be read"),
-        ({"compare": ["nowhere"]}, "--compare nowhere: can't be read"),
+        ({"compare": "nowhere"}, "^compare nowhere: can't be read"),
+        ({"compare": ["nowhere"]}, "^compare nowhere: can't be read"),
         ({"roudns": 1}, "simulate has no argument 'roudns'; did you mean 'rounds'"),
         ({"set": [1]}, "set is a list, expected settings by name"),
         ({"preset": "tiny"}, "simulate has no argument 'preset'"),
+        ({"dataset": "folder", "data_root": None}, "name a folder with data_root or"),
         ({"overrides": ()}, "simulate has no argument 'overrides'"),
         ({"compare": 5}, "compare is a int, expected paths of other runs"),
-        ({"set": {"learning_rate": None}}, "--set learning_rate=null: expected"),
+        ({"set": {"learning_rate": None}}, "^set learning_rate=null: expected"),
     ],
 )
 def test_what_can_t_be_simulated_is_said_and_nothing_is_written(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused
+from replayfleet.federation.errors import nearest
 from replayfleet.federation.streams.labelled_images import normalise
 
 MAX_FRAMES = 2048
@@ -90,6 +91,11 @@ class KeptFrames:
             if not camera and len(cameras) > 1:
                 raise FeedbackRefused(f"feedback on frame {frame_id} names no camera, expected {' or '.join(cameras)}")
             camera = camera or "".join(cameras)
+            if cameras and camera not in cameras:
+                raise FeedbackRefused(
+                    f"feedback on frame {frame_id} names camera {camera!r}, of which no frame is kept"
+                    f"{nearest(camera, cameras)}"
+                )
             kept = self._kept.get((camera, frame_id))
         if kept is None:
             raise FeedbackRefused(

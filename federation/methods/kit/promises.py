@@ -119,6 +119,10 @@ def faults_named(method: Any, half: str, *, all_of_them: bool = False) -> Iterat
     """
     try:
         yield
+    except MethodFault as error:
+        if is_ours(type(method)) or str(error).startswith(_FAULT):
+            raise
+        raise _fault(method, str(error)) from error  # of who drives a method without knowing which
     except (ReplayfleetError, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
@@ -162,7 +166,8 @@ def _expect_layout(method: Any, what: str, parameters: Parameters, expected: Par
         raise _fault(method, f"{what} is {_name(parameters)}, expected a mapping of names to tensors")
     if parameters.keys() != expected.keys():
         lacks, has = sorted(expected.keys() - parameters.keys()), sorted(parameters.keys() - expected.keys())
-        raise _fault(method, f"{what} lacks {lacks[:3]} and has {has[:3]} instead")
+        wrong = (("lacks", lacks), ("has", has))
+        raise _fault(method, f"{what} {' and '.join(f'{verb} {names[:3]}' for verb, names in wrong if names)}")
     for name, tensor in parameters.items():
         wanted = expected[name]
         if not isinstance(tensor, torch.Tensor):
@@ -193,5 +198,8 @@ def _name(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
+_FAULT = "method "
+
+
 def _fault(method: Any, what: str) -> MethodFault:
-    return MethodFault(f"method {method.name!r}, of an installed package: {what}")
+    return MethodFault(f"{_FAULT}{method.name!r}, of an installed package: {what}")

@@ -26,6 +26,7 @@ from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
+from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from
@@ -287,13 +288,13 @@ class Camera:
         ("2, 32, 32, 1", "uint8", "[0, 1]", r"train images are \(2, 32, 32, 1\) uint8, not \(N, 28, 28, 1\) uint8"),
         ("2, 28, 28, 3", "uint8", "[0, 1]", r"train images are \(2, 28, 28, 3\) uint8, not"),
         ("2, 28, 28, 1", "float32", "[0, 1]", "float32, not"),
-        ("2, 28, 28, 1", "uint8", "[0, 2]", "can't be read from .*: labels must be 0 to 1, got 0 to 2"),
-        ("2, 28, 28, 1", "uint8", "[0]", "can't be read from .*: 2 images but 1 labels"),
+        ("2, 28, 28, 1", "uint8", "[0, 2]", r"read\(folder, 28\) raised ValueError: labels must be 0 to 1, got 0 to 2"),
+        ("2, 28, 28, 1", "uint8", "[0]", "raised ValueError: 2 images but 1 labels; the folder was"),
         ("2, 28, 28, 1", "uint8", "[0., 1.]", r"train labels are \(2,\) float64, not \(N,\) int64"),
         ("2, 28, 28, 1", "uint8", "np.array([0, 1], np.uint8)", r"train labels are \(2,\) uint8, not \(N,\) int64"),
         ("0, 28, 28, 1", "uint8", "np.empty(0, int)", "its train part has no samples"),
-        ("1 / 0", "uint8", "[0]", r"can't be read from .* \(ZeroDivisionError: division by zero"),
-        ("", "", "", "gave 42, expected two LabelledImages"),
+        ("1 / 0", "uint8", "[0]", "raised ZeroDivisionError: division by zero"),
+        ("", "", "", "read gave int, expected a tuple of two LabelledImages, for training and for testing, or None"),
     ],
 )
 def test_what_a_package_s_data_set_gives_is_held_against_its_task(
@@ -329,7 +330,7 @@ PART = LabelledImages([[[[0]]]], np.array([0]), ("gate", "cart"))
 YARD = DatasetKind((28,), lambda *_: (PART, PART), "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 """
     install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
-    with pytest.raises(SettingsError, match="data set yard, of an installed package, holds no arrays: "):
+    with pytest.raises(SettingsError, match=r"data set yard, .* package: train images are a list, expected an array"):
         load_dataset("yard", data_root=tmp_path)
 
 
@@ -404,8 +405,13 @@ def test_a_run_is_another_one_with_other_code_of_a_package(install: Install, tmp
     assert before["packages"]["replayfleet.methods yard"]["package"] == "yard"
     assert identity() == before
     path = tmp_path / "yard" / "yard.py"
+    checkpoints = Checkpoints(tmp_path / "state")
+    checkpoints.begin(before, resume=False)
+    checkpoints.check_same(identity())
     path.write_text(path.read_text() + "\n# other code\n")
     assert identity() != before
+    with pytest.raises(SettingsError, match="holds a run of other code: package yard has changed since; its rounds"):
+        checkpoints.check_same(identity())
     ours = dataclasses.replace(asked, method="fedavg", overrides=())
     data = small_dataset(train_per_class=60, test_per_class=40)
     assert "packages" not in identity_of(ours, simulation_of(ours, wanted_stream(ours), data))

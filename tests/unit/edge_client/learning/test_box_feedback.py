@@ -77,7 +77,7 @@ def test_no_boxes_say_that_nothing_is_there() -> None:
         (Feedback("front", 7, "car"), "learns where things are; send all boxes"),
         (BoxFeedback("front", 7, (CAR,) * 4), "4 boxes, expected at most 3"),
         (BoxFeedback("front", 6, (CAR,)), "frame 6 .*not kept"),
-        (BoxFeedback("rear", 7, (CAR,)), "camera 'rear': not kept"),
+        (BoxFeedback("rear", 7, (CAR,)), "camera 'rear', of which no frame is kept; known: front"),
         (said(1, 2, 3, 4, name="bik"), "box 1 is of unknown class 'bik'; did you mean 'bike'"),
         (said(5, 2, 5, 4), "box 1 is .*1 or more from left to right"),
         (said(1, 2, 1.001, 4), "1 or more from left to right"),

@@ -187,7 +187,7 @@ def test_an_operators_label_meets_the_frame_while_it_is_kept() -> None:
         (Feedback("front", 7, "bike"), "2 objects; say which"),
         (Feedback("front", 7, "bike", 2), "no object 2"),
         (Feedback("front", 7, "bike", -1), "no object -1"),
-        (Feedback("rear", 7, "bike", 0), "not kept"),
+        (Feedback("frnt", 7, "bike", 0), "camera 'frnt', of which no frame is kept; did you mean 'front'"),
         (Feedback("front", 6, "bike", 0), "not kept"),
         (BoxFeedback("front", 7, ()), "brings boxes, .*name its class"),
     ],

@@ -48,7 +48,7 @@ def with_bias(value: Any) -> dict[str, Any]:
         (None, r"local_round returned None, expected \(NoState, TaskUpload\)"),
         (upload(), r"returned TaskUpload, expected"),
         ((upload(), NoState()), r"returned \(TaskUpload, NoState\), expected"),
-        ((NoState(), TaskUpload({BIAS: MODEL[BIAS]}, 3)), r"an upload's 'task' lacks \['"),
+        ((NoState(), TaskUpload({BIAS: MODEL[BIAS]}, 3)), r"an upload's 'task' lacks \[[^]]*\]$"),
         (
             (NoState(), TaskUpload(with_bias(torch.zeros(3)), 3)),
             r"'head.bias' as \(3,\) torch.float32, expected \(2,\)",
@@ -132,6 +132,9 @@ def test_what_a_half_raises_is_named_with_its_line_and_ends_no_process() -> None
             half(exits)
     with pytest.raises(MethodFault, match=r"aggregate raised ValueError: odd \(.*test_promises.py, line \d+\)"):
         half(ValueError("odd"), all_of_them=True)
+    for said in ("local_work returned None", "method 'theirs', of an installed package: local_work returned None"):
+        with pytest.raises(MethodFault, match=r"^method 'theirs', of an installed package: local_work returned None$"):
+            half(MethodFault(said))
     for passes, method, how in (
         (RuntimeError("a GPU's"), METHOD, {}),
         (MemoryError(), METHOD, {"all_of_them": True}),

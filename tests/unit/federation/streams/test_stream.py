@@ -154,6 +154,13 @@ def test_a_test_set_too_small_for_its_parts_is_refused():
         stream(samples_per_class=1)
 
 
+def test_a_class_that_does_not_last_is_called_by_its_name():
+    labels = np.repeat(np.arange(10), [3, *[60] * 9])
+    settings = StreamSettings(scenario="gradual", num_clients=2, num_rounds=3, samples_per_class=20)
+    with pytest.raises(SettingsError, match="class 'coat' has too few for one"):
+        Stream(settings, labels, labels, 10, ("coat", *"bcdefghij"))
+
+
 def test_more_test_samples_per_round_mean_fewer_rounds():
     assert stream(test_samples_per_class=5).num_rounds == 5 * (20 // 5)
     with pytest.raises(SettingsError, match="lower samples_per_class or test_samples_per_class"):
