@@ -43,7 +43,7 @@ class Metrics:
         )
         self._frames = counter("frames", "Frames by what became of them", "result")
         self.round = gauge("round", "Round announced last")
-        self.version = gauge("model_version", "Version that serves frames")
+        self.version = gauge("model_version", "Version that serves frames: 2**32 times the epoch, plus the count")
         self._serving = {
             "probation_version": gauge("probation_version", "Version on probation, -1 for none"),
             "rollbacks": gauge("rollbacks", "Models that were rolled back"),

@@ -11,6 +11,7 @@ from typing import Any
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.data_dir import STATUS_FILE
 from replayfleet.federation.service.words import visible
+from replayfleet.federation.wire.protocol.messages import spoken
 
 
 def read_status(data_dir: Path) -> dict[str, Any]:
@@ -43,6 +44,8 @@ def _texts(key: str, value: object) -> list[str]:
     """Return what stands beside a key; each wait has a line of its own."""
     if key == "waits" and isinstance(value, list):
         return [f"{wait.get('reason')}: {wait.get('text')}" for wait in value if isinstance(wait, dict)] or [""]
+    if key.endswith("_version") and isinstance(value, int) and value >= 0:
+        return [spoken(value)]
     return [_text(value)]
 
 

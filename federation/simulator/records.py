@@ -19,8 +19,9 @@ class ClientRecord:
         accuracy: a_i^t, on its cumulative test set; mAP@0.5 of a detector.
         num_test: size of that set.
         num_seen: n_i^t, training samples met so far.
-        class_accuracy: class id -> accuracy on that class's part of the test set; average precision at 0.5 of a
-            detector.
+        class_accuracy: class id (place in the task's ``class_names``) -> accuracy on that class's part of the test set;
+            average precision at 0.5 of a detector. Of the classes that it has met so far. In ``result.json`` keys are
+            texts, as all of JSON's.
         train_s: wall time of its local round.
         bytes_up: of its upload, what the aggregator didn't hold yet.
         bytes_up_everything: what the task model and all its sub-generators would have been.

@@ -131,10 +131,15 @@ function drawLive() {
   }
 }
 
+function spoken(version) { // as logs and status write it
+  const epoch = Math.floor(version / 2 ** 32), counter = version % 2 ** 32;
+  return epoch ? `${epoch}/${counter}` : `${counter}`;
+}
+
 function draw() {
   document.title = `${now.client} · Label studio`;
   at("where").textContent = `${now.client}, ${now.round < 0 ? "no round yet" : `round ${now.round}`}, ` +
-    (now.version > 0 ? `version ${now.version}` : "no model yet");
+    (now.version > 0 ? `version ${spoken(now.version)}` : "no model yet");
   at("keep").textContent = `${now.keep_s} s`;
   at("remote").hidden = !now.remote;
   if (now.labels) {
