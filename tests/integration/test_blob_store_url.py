@@ -75,6 +75,22 @@ def test_a_bundle_goes_through_the_store_and_is_gone_from_it_after_the_verdict(
     assert list(pair.cam.store.parts.iterdir()) == []
 
 
+def test_a_shared_folder_that_went_is_not_made_anew_and_serves_again_when_it_is_back(
+    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "REST_S", 0.0)
+    store, place = folder(), tmp_path / "store" / FLEET
+    store.put("a", [b"one"]).result(timeout=10)
+    place.rename(tmp_path / "unmounted")
+    for asked in (store.put("b", [b"two"]), store.fetch("a", tmp_path / "fetched", 3)):
+        with pytest.raises(OSError, match="was there and is gone; mount it, or make it, again"):
+            asked.result(timeout=10)
+    assert not place.exists()
+    (tmp_path / "unmounted").rename(place)
+    store.put("b", [b"two"]).result(timeout=10)
+    assert sorted(one.name for one in place.iterdir()) == ["a", "b"]
+
+
 def test_who_has_no_store_gets_blocks(tmp_path: Path, folder: Callable[[], ClaimStore]) -> None:
     over_the_broker, _ = Pair(tmp_path, folder(), None).download(1)
     assert over_the_broker > BLOB_BYTES
