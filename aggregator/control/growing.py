@@ -140,8 +140,6 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
         )
     known = task_of(spec).class_names
     for index, name in enumerate(names):
-        if not name.isprintable():
-            raise SettingsError(f"a class is named {name[:80]!r}, expected printable characters")
         if name in known or name in names[:index]:
             raise SettingsError(f"the fleet learns {name!r} already; its classes are {', '.join(known)}")
     record, rounds = store.round(), store.num_rounds()
