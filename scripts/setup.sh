@@ -87,6 +87,8 @@ install_package() {
     say "installing replayfleet[$extra,dev]; PyTorch is large, this takes minutes the first time"
     if ! install_locked "$lock"; then
         say "not from $lock; installing what the ranges in pyproject.toml allow"
+        # The pip that came with Python 3.11.7 finds no versions that fit each other; the newest does.
+        $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input --upgrade pip </dev/null || true
         $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input -e ".[$extra,dev]" </dev/null ||
             fail "pip could not install replayfleet[$extra,dev], see its message above; the same command tries again"
     fi
