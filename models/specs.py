@@ -6,7 +6,6 @@ Both ends derive every parameter shape from a ``TaskSpec``, so the spec travels 
 from __future__ import annotations
 
 import dataclasses
-import re
 import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -57,9 +56,6 @@ _BREAKING = frozenset(("Cc", "Zl", "Zp"))
 
 _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Unicode's marks that turn the text around them; those of Hebrew and Arabic names don't."""
-
-_UNSEEN = re.compile(r"[\u200b\u2060\ufeff]|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])")
-"""Characters without width: names that differ in them look alike. A joiner in a word of Persian, say, is seen."""
 
 MAX_CLASS_NAME = 255
 """Characters of a class's name: what a folder of pictures may be called."""
@@ -262,8 +258,6 @@ def _check_names(class_names: tuple[str, ...]) -> None:
             raise ValueError(
                 f"a class is named {name!a:.80}, expected what can be printed in a line, without marks that turn it"
             )
-        if _UNSEEN.search(name):
-            raise ValueError(f"a class is named {name!a:.80}, expected no characters that nobody sees")
         if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
         seen.add(name)

@@ -168,7 +168,10 @@ def simulate(
         prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
     except SettingsError as error:  # of the command line's options, which are arguments here
         flags = sorted((one.flag for one in settings_of(RunSpec).values()), reverse=True)
-        named = re.sub(rf"(?:{'|'.join(flags)})\b", lambda flag: flag[0][2:].replace("-", "_"), str(error))
+        words = rf"(?<![^\s'\"(,;])(?:{'|'.join(flags)})(?![\w/-])"
+        named = re.sub(words, lambda flag: flag[0][2:].replace("-", "_"), str(error))
+        if named == str(error):
+            raise
         raise SettingsError(named) from error
     return open_run(out)
 

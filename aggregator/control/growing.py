@@ -140,6 +140,10 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
         )
     known = task_of(spec).class_names
     for index, name in enumerate(names):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise SettingsError(f"a class is named {name!a:.80}, expected Unicode") from None
         if name in known or name in names[:index]:
             raise SettingsError(f"the fleet learns {name!r} already; its classes are {', '.join(known)}")
     record, rounds = store.round(), store.num_rounds()

@@ -48,8 +48,8 @@ class DatasetSamples:
             seed=uri.seed,
         )
         self._data = load_dataset(uri.dataset, data_root=data_root)
-        task = self._data.task
-        self._stream = Stream(settings, self._data.train.labels, self._data.test.labels, task.num_classes)
+        task, train, test = self._data.task, self._data.train, self._data.test
+        self._stream = Stream(settings, train.labels, test.labels, task.num_classes, task.class_names)
         self._show_newest(0)
 
     def check_task(self, task: TaskSpec) -> None:

@@ -119,7 +119,7 @@ class FolderSamples:
         if num_passed_over > self._num_passed_over:
             reason = f"hidden, or named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
             log.warning("files passed over", folder=self._uri.path, num=num_passed_over, reason=reason)
-        self._num_passed_over = num_passed_over
+        self._num_passed_over = max(self._num_passed_over, num_passed_over)  # one on its way is hidden for a moment
         return [name for _, name in sorted((_arrival(file), f"{folder}/{file.name}") for folder, file in files)]
 
     def _load(self, names: Iterable[str], at_most: int) -> dict[str, NDArray[np.float32]]:

@@ -164,7 +164,8 @@ class Checkpoints:
         except (OSError, *UNREADABLE) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
         differs = difference(earlier, msgspec.json.decode(msgspec.json.encode(run)))
-        before, now = earlier.get("packages", {}), run.get("packages", {})
+        before, now = earlier.get("packages"), run.get("packages", {})
+        before = before if isinstance(before, dict) else {}
         changed = [code["package"] for name, code in now.items() if before.get(name, code) != code]
         if changed and differs.startswith("packages."):
             raise SettingsError(

@@ -130,12 +130,19 @@ def flaw_of(file: BinaryIO) -> str:
 
 
 def flaw_in(path: Path) -> str:
-    """Return what ``flaw_of`` says of a file, or why it can't be read."""
+    """Return what ``flaw_of`` says of a file, or that it is larger than ``MAX_PICTURE_BYTES``.
+
+    Raises:
+        SettingsError: It can't be read, which may pass: without it a resumed run would be another one.
+    """
     try:
         with _opened(path) as file:
+            if file.seek(0, SEEK_END) > MAX_PICTURE_BYTES:
+                return f"too large: more than {MAX_PICTURE_BYTES} bytes"
+            file.seek(0)
             return flaw_of(file)
     except OSError as error:
-        return f"unreadable: {error.strerror or error}"
+        raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
 
 
 def encoded_images(

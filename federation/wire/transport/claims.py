@@ -96,7 +96,7 @@ class ClaimStore:
         self._due: list[float] = []  # of what runs: when it is late
         self._left: deque[str] = deque(maxlen=1000)  # to be removed when it is usable
         self._opened: tuple[Any, str] | None = None
-        self._was_there = False  # of a shared folder
+        self._device: int | None = None  # of the file system that the shared folder was on
 
     @property
     def usable(self) -> bool:
@@ -179,9 +179,7 @@ class ClaimStore:
                 yield target
             return
         beside = Path(f"{place}.{secrets.token_hex(8)}")
-        if not self._is_there(beside.parent):
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            self._was_there = True
+        self._make(beside.parent)
         try:
             with beside.open("xb") as target:
                 yield target
@@ -190,16 +188,16 @@ class ClaimStore:
             beside.unlink(missing_ok=True)
             raise
 
-    def _is_there(self, folder: Path) -> bool:
-        """Whether the fleet's shared folder exists; OSError if it did and doesn't.
+    def _make(self, folder: Path) -> None:
+        """Make the fleet's shared folder; OSError if what was mounted there is gone.
 
-        What was mounted there is gone then, and a folder made anew would fill this machine's own disk, seen by nobody.
+        A folder made anew would fill this machine's own disk, seen by nobody.
         """
-        there = folder.is_dir()
-        if self._was_there and not there:
-            raise OSError(f"{folder} was there and is gone; mount it, or make it, again")
-        self._was_there |= there
-        return there
+        before, root = self._device, folder.parent  # in this order: another thread may make it meanwhile
+        if before is not None and (not root.is_dir() or root.stat().st_dev != before):
+            raise OSError(f"{root} was there and is gone; mount it, or make it, again")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._device = root.stat().st_dev
 
     def _found(self, transfer_id: str) -> IO[bytes]:
         """Open a bundle to be read; in a folder a file alone, for a pipe would hold this thread for ever."""
@@ -207,7 +205,6 @@ class ClaimStore:
         place = f"{folder}/{transfer_id}"
         if not self._is_shared:
             return cast("IO[bytes]", files.open(place, "rb"))
-        self._is_there(Path(folder))
         if Path(place).is_symlink():
             raise FileNotFoundError("a link lies there")
         handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
