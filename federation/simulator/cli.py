@@ -71,7 +71,6 @@ def run(spec: RunSpec, command: list[str]) -> None:
     from replayfleet.federation.service.torch_setup import leave_the_compiler_out, let_idle_threads_sleep
 
     configure_logging(level="WARNING")
-
     let_idle_threads_sleep()
     leave_the_compiler_out()
     from replayfleet.federation.simulator.job import prepare

@@ -161,12 +161,11 @@ def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
     channels, height, width = task.image_shape
     expected = f"(N, {height}, {width}, {channels}) uint8"
     for part, one in zip(("train", "test"), parts, strict=True):
-        for what, held in (("images", one.images), ("labels", one.labels)):
-            if isinstance(held, (list, tuple)):
-                raise SettingsError(
-                    f"data set {name}, of an installed package: {part} {what} are a {type(held).__name__}, expected an "
-                    "array"
-                )
+        if isinstance(one.images, (list, tuple)):
+            raise SettingsError(
+                f"data set {name}, of an installed package: {part} images are a {type(one.images).__name__}, expected "
+                "an array"
+            )
         if tuple(one.class_names) != task.class_names:
             named = f"classes {', '.join(map(str, one.class_names))}"
             raise SettingsError(

@@ -119,7 +119,9 @@ def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8]:
 
 def flaw_of(file: BinaryIO) -> str:
     """Return why this is no picture that is read, as far as its head and its end say; nothing if it seems to be one."""
-    end, size = _ENDS.get(file.read(2)), (file.seek(0), _size_in_head(file))[1]
+    end = _ENDS.get(file.read(2))
+    file.seek(0)
+    size = _size_in_head(file)
     num_bytes = file.seek(0, SEEK_END)
     file.seek(max(0, num_bytes - _TAIL_BYTES))
     if end is None or size is None or end not in file.read():
