@@ -23,6 +23,7 @@ _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
 _TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
 _STORY = (5.0, 100.0)  # lines a second and at once, of one event about one client
 _TROUBLE = (0.2, 5.0)
+_VALUES = re.compile(r" \w+=%")
 _NEEDS_QUOTES = re.compile(r"[\s\"=]|^$")
 
 
@@ -143,7 +144,7 @@ def _kind(record: logging.LogRecord) -> tuple[str, str]:
 def _more(record: logging.LogRecord, level: int, key: Any, count: int) -> logging.LogRecord:
     event, client = key
     told = logging.LogRecord(record.name, level, "", 0, "more of these", None, None)
-    told.fields = {"of": event, **({"client": client} if client else {}), "count": count}
+    told.fields = {"of": _VALUES.split(event)[0], **({"client": client} if client else {}), "count": count}
     return told
 
 

@@ -131,7 +131,11 @@ def test_what_is_no_place_for_bundles_is_refused_in_words(url: str) -> None:
 
 @pytest.mark.parametrize("how", ["shorter", "longer", "changed"])
 def test_what_somebody_did_to_the_stored_bundle_comes_over_the_broker(
-    how: str, tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    tmp_path: Path,
+    folder: Callable[[], ClaimStore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     fetch = ClaimStore.fetch
 
@@ -146,6 +150,8 @@ def test_what_somebody_did_to_the_stored_bundle_comes_over_the_broker(
     over_the_broker, _ = Pair(tmp_path, folder(), folder()).download(1)
     least, most = {"shorter": (700_000, 1_200_000), "longer": (0, 10_000), "changed": (200_000, 1_600_000)}[how]
     assert least < over_the_broker < most
+    told = [line for line in caplog.messages if line.startswith("bundle from the store isn't what was offered")]
+    assert len(told) == (0 if how == "longer" else 1)
 
 
 def test_a_pipe_in_the_shared_folder_and_a_bundle_that_is_not_there_keep_the_store_from_nobody(

@@ -291,6 +291,11 @@ class Incoming:
         _claimed(receiving).unlink(missing_ok=True)
         if receiving.complete:
             return self._settle(peer, current, now)
+        if fetching.done() and not fetching.cancelled() and fetching.exception() is None:
+            log.warning(
+                "bundle from the store isn't what was offered peer=%s transfer=%s next=over MQTT",
+                peer, current.offer.transfer_id,
+            )  # fmt: skip
         self._report(peer, current, now)
         return []
 

@@ -128,8 +128,11 @@ def test_a_flood_of_one_event_becomes_a_few_lines_and_a_number():
 def test_records_of_others_are_counted_by_their_text_without_its_values():
     flood = Flood()
     for number in range(1000):
-        logging.getLogger("paho").warning("message dropped topic=%s", number)
+        logging.getLogger("paho").warning("message dropped topic=%s bytes=%d", number, 9)
     assert len(flood.lines) <= 10
+    flood.now += 60
+    flood.log.info("round opened")
+    assert any('more of these of="message dropped" count=' in line for line in flood.lines)
 
 
 def test_the_story_of_quick_rounds_is_told_whole():
