@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import math
+import secrets
+from collections import deque
 from collections.abc import Mapping
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -16,8 +20,10 @@ from starlette.routing import Route
 from replayfleet.aggregator.console.facts import Fleet
 from replayfleet.aggregator.console.views import Pages
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import (
     MAX_VERB_BYTES,
+    RollBack,
     Verb,
     VerbRefused,
     client_of,
@@ -51,6 +57,8 @@ class Operating:
         self._pages = pages
         self._secure = secure
         self._said: dict[str, tuple[str, str]] = {}
+        self._turn = asyncio.Lock()  # a second click waits for the first
+        self._spent: deque[str] = deque(maxlen=1000)  # forms that were done
         self.handlers = dict.fromkeys((Refused, *_STATUS), self._refuse)
         self.routes = [
             Route("/login", self._login, methods=["GET", "POST"]),
@@ -102,15 +110,29 @@ class Operating:
         form = await _form(request)
         _check_form(somebody, form)
         _check_operator(somebody)
+        async with self._turn:
+            return await self._done(form, somebody)
+
+    async def _done(self, form: Mapping[str, str], somebody: Somebody) -> Response:
+        """Do what a form says, once, if it would still do what its page said."""
+        once, agreed = form.get("once", ""), form.get("plan", "")
+        if once and once in self._spent:
+            return RedirectResponse(_page_of(_verb_of(form)), 303)
         try:
             verb = _verb_of(form)
-            await run_in_threadpool(self._watch.do, verb, f"{somebody.name} in the console")
+            plan = await run_in_threadpool(self._watch.do, verb, f"{somebody.name} in the console", agreed)
         except tuple(_STATUS) as error:
+            if agreed and isinstance(error, VerbRefused):
+                with contextlib.suppress(VerbRefused):
+                    plan = await run_in_threadpool(self._watch.control.plan, verb)
+                    if plan.mark != agreed:
+                        return self._page("ask.html", _asked(verb, form, somebody, plan=plan, changed=True), 409)
             if not form.get("because"):
                 raise
             verb = _verb_of({**form, "because": ""})
             return self._page("ask.html", _asked(verb, form, somebody, wrong=str(error)), _STATUS[type(error)])
-        self._said[somebody.secret] = f"Done: {name_of(verb)} {client_of(verb)}".strip(), _undo(verb)
+        self._spent.append(once)
+        self._said[somebody.secret] = f"Done: {name_of(verb)} {_whom(verb)}".strip(), _undo(verb, plan)
         return RedirectResponse(_page_of(verb), 303)
 
     async def _api_fleet(self, request: Request) -> Response:
@@ -159,13 +181,21 @@ def _asked(verb: Verb, fields: Mapping[str, str], somebody: Somebody, **said: ob
     """Return what the page that asks shows: the ``plan``, or what was ``wrong`` with what was typed."""
     return {
         "title": " ".join(reversed(name_of(verb).split())).capitalize(),  # round open: Open round
-        "verb": name_of(verb), "client": client_of(verb),
+        "verb": name_of(verb), "whom": _whom(verb), "once": secrets.token_urlsafe(9),
         "fields": {name: value for name in _FIELDS if (value := fields.get(name))},
         "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb), **said,
     }  # fmt: skip
 
 
-def _undo(verb: Verb) -> str:
+def _whom(verb: Verb) -> str:
+    return "all clients" if isinstance(verb, RollBack) and not client_of(verb) else client_of(verb)
+
+
+def _undo(verb: Verb, plan: Plan) -> str:
+    """Return the address that asks whether to take back what was done; empty if nothing does."""
+    if isinstance(verb, RollBack):
+        to = plan.undo.rpartition(" ")[2]
+        return to and f"/ask?{urlencode({'verb': name_of(verb), 'client': client_of(verb), 'to': to})}"
     other = {"exclude": "readmit", "readmit": "exclude", "pause": "resume", "drain": "resume", "resume": "pause"}
     client = client_of(verb)
     name = other.get(name_of(verb))

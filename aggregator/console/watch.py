@@ -81,10 +81,10 @@ class Watch:
         with self._something:
             self._number += 1
 
-    def do(self, verb: Verb, who: str) -> Plan:
+    def do(self, verb: Verb, who: str, agreed: str = "") -> Plan:
         """Do a verb; the next read looks, however short ago the last one was. Raises as ``control.do``."""
         try:
-            return self.control.do(verb, who)
+            return self.control.do(verb, who, agreed)
         finally:
             with self._something:
                 self._something.wait_for(lambda: self._looking is None, PATIENCE_S)  # that look may not have seen it

@@ -29,13 +29,14 @@ REQUEST_S = 10.0
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is asked; ``verb`` or ``classes`` unless it is to look.
 
-    ``who``: for whom a program asks that checked who that is.
+    ``who``: for whom a program asks that checked who that is. ``agreed``: the mark of the plan that was shown to them.
     """
 
     ask: Literal["plan", "do", "look"]
     verb: Verb | None = None
     who: str = ""
     classes: tuple[str, ...] = ()
+    agreed: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,9 +63,9 @@ class LocalControl:
         assert plan is not None
         return plan
 
-    def do(self, verb: Verb, who: str = "") -> Plan:
+    def do(self, verb: Verb, who: str = "", agreed: str = "") -> Plan:
         """Do a verb in the name of ``who``, or of this process's user; raises as ``Control.do``."""
-        plan = self._ask(Request("do", verb, who)).plan
+        plan = self._ask(Request("do", verb, who, agreed=agreed)).plan
         assert plan is not None
         return plan
 

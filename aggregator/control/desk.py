@@ -81,20 +81,23 @@ class ControlDesk:
         """
         return self._planner.plan(check_verb(verb))
 
-    def do(self, verb: Verb, who: str, now: float) -> Plan:
+    def do(self, verb: Verb, who: str, now: float, agreed: str = "") -> Plan:
         """Do a verb, durably; returns what was done.
 
         Args:
             verb: what to do.
             who: asks for it, for the journal.
             now: the loop's clock.
+            agreed: mark of the plan that ``who`` was shown; empty for any.
 
         Raises:
-            VerbRefused: It can't be done; nothing was changed.
+            VerbRefused: It can't be done, or would do something else than was agreed; nothing was changed.
             MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
         verb = check_verb(verb)
         plan = self._planner.plan(verb)
+        if agreed not in {"", plan.mark}:
+            raise VerbRefused(f"the fleet has changed meanwhile, and nothing was done; now {plan.text}")
         deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), plan.text)
         try:
             with self._parts.store.doing(deed):

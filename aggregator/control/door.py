@@ -49,18 +49,20 @@ class Control:
         """
         return self._ask(lambda now: self._desk.plan(verb))
 
-    def do(self, verb: Verb, who: str) -> Plan:
+    def do(self, verb: Verb, who: str, agreed: str = "") -> Plan:
         """Do a verb, durably, and return what was done.
 
         Args:
             verb: what to do.
             who: asks for it: a printable name, for the journal.
+            agreed: mark of the plan that ``who`` was shown; empty for any.
 
         Raises:
-            VerbRefused: It can't be done, and nothing was changed; or nobody answers, then it may still be done.
+            VerbRefused: It can't be done, or not as agreed, and nothing was changed; or nobody answers, then it may
+                still be done.
             MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
-        return self._ask(lambda now: self._desk.do(verb, who, now))
+        return self._ask(lambda now: self._desk.do(verb, who, now, agreed))
 
     def add_classes(self, names: tuple[str, ...], who: str, *, only_plan: bool = False) -> Plan:
         """Let the fleet learn more classes, or only say what that would do.

@@ -121,7 +121,7 @@ class _Handler(socketserver.StreamRequestHandler):
             raise VerbRefused("a verb is missing")
         if request.ask == "plan":
             return Answer(plan=control.plan(request.verb))
-        return Answer(plan=control.do(request.verb, request.who or who_is(*_peer(self.request)[:2])))
+        return Answer(plan=control.do(request.verb, request.who or who_is(*_peer(self.request)[:2]), request.agreed))
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ class Plan:
 
     text: str
     undo: str = ""
+
+    @property
+    def mark(self) -> str:
+        """Stands for the text where it would be too long."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def known(client: str, standings: Mapping[str, Standing]) -> Standing:

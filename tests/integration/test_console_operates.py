@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import time
@@ -54,6 +55,11 @@ class Browser:
     def send(self, url: str, origin: str = OURS, **form: str) -> Said:
         return ask(self.app, url, "POST", body=urlencode(form).encode(), cookie=self.cookie, origin=origin)
 
+    def confirm(self, asked: Said, **more: str) -> Said:
+        """Send the form of a page that asks, as a click does."""
+        fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', asked.text)
+        return self.send("/do", **{name: html.unescape(value) for name, value in fields}, **more)
+
     def secret(self, page: Said) -> str:
         found = re.search(r'name="secret" value="([^"]+)"', page.text)
         assert found is not None
@@ -78,6 +84,39 @@ def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
         ("exclude", "anna in the console"),
         ("readmit", "anna in the console"),
     ]
+
+
+def deeds(fleet: TinyFleet) -> list[str]:
+    told = read_journal(fleet.tmp_path / "aggregator")
+    return [f"{event['verb']} {event.get('client', '')}".strip() for event in told if event["event"] == "operator"]
+
+
+def test_what_is_clicked_twice_is_done_once(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    asked = [anna.get("/ask?verb=round%20extend"), anna.get("/ask?verb=round%20extend")]
+    for page in (asked[0], asked[0], asked[1]):
+        assert (anna.confirm(page).status, anna.confirm(page).headers["location"]) == (303, "/round")
+    assert deeds(fleet) == ["round extend"] * 2, "another page that asks may do it again"
+    exclude = anna.get("/ask?verb=exclude&client=cam-3")
+    for _ in range(2):
+        assert anna.confirm(exclude).headers["location"] == "/clients/cam-3"
+    assert deeds(fleet)[2:] == ["exclude cam-3"]
+
+
+def test_what_would_do_something_else_than_it_said_is_asked_again(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    asked = anna.get("/ask?verb=exclude&client=cam-3")
+    assert "Round 0 closes with 2 uploads, 2 are there" in asked.text
+    anna.confirm(anna.get("/ask?verb=exclude&client=cam-1"))
+    again = anna.confirm(asked, because="its lens is broken")
+    assert again.status == 409
+    assert "Nothing was done: the fleet has changed since you were asked" in again.text
+    assert "1 are there" in again.text
+    assert 'value="its lens is broken"' in again.text
+    assert deeds(fleet) == ["exclude cam-1"]
+    assert anna.confirm(again).status == 303
+    assert deeds(fleet) == ["exclude cam-1", "exclude cam-3"]
+    assert "is excluded already" in anna.confirm(asked, because="x").text
 
 
 def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: Path) -> None:

@@ -19,14 +19,17 @@ function times() {
   }
 }
 
-let stamp = null, busy = false, again = false;
+let stamp = null, busy = false, again = false, refused = "";
 
 async function renew() {
   if (busy) { again = true; return; }
   busy = true;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (!answer.ok) return;
+    refused = answer.redirected ? "you are logged out; load this page again, it shows what was known last"
+      : answer.ok ? "" : `the console refuses (${answer.status}); this page shows what was known last`;
+    status.textContent = refused || "live";
+    if (refused) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
@@ -54,8 +57,8 @@ function listen() {
   if (source) return;
   source = new EventSource("/live");
   source.onmessage = event => {
-    status.textContent = "live";
-    if (stamp !== null && stamp !== event.data) renew();
+    if (refused || (stamp !== null && stamp !== event.data)) renew();
+    else status.textContent = "live";
     stamp = event.data;
   };
   source.onerror = () => {
