@@ -81,7 +81,8 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     spec stays the fleet's then, for what clients keep is bound to it.
 
     Raises:
-        SettingsError: The store's run has another spec, or began with another model.
+        SettingsError: The store's run has another spec, began with another model, or has more rounds behind it than
+            are asked for.
     """
     before, spec = store.spec(), fleet.spec
     given = None if fleet.initial is None else encode_parameters(fleet.initial)
@@ -89,6 +90,13 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         initial = None if given is None else BlobEntry("initial", blobs.put(given), len(given))
         store.found(spec, time.time(), initial)
         return True
+    behind, wanted = store.round().index, fleet.rules.num_rounds
+    if wanted is not None and wanted < behind:  # it would end at once, and all devices with it
+        store.close()
+        raise SettingsError(
+            f"--rounds {wanted}: this run has {behind} rounds behind it, and rounds are counted from its first; go on "
+            f"with --rounds {behind + 1} for one more, or end it with --rounds {behind}"
+        )
     began_with = store.initial()
     if given is not None and not store.added_classes() and (began_with is None or began_with.digest != digest(given)):
         store.close()

@@ -23,7 +23,7 @@ from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, initial_of, take_up
-from replayfleet.aggregator.leading import Leadership
+from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.listening import Listening
 from replayfleet.aggregator.operator.journal import Journal, Listener
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -35,7 +35,7 @@ from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
-from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import NothingLearned, SettingsError
@@ -106,7 +106,8 @@ class AggregatorService:
         self._clock = clock
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock(), lock=lock)
-        releases = Releases(keys or folder / KEYS)
+        may_found = not (folder / DATABASE).is_file() or fleet.claim is Claim.TAKE_OVER
+        releases = Releases(keys or folder / KEYS, may_found=may_found)
         self.loop = Loop(
             self, clock, inbox=FairInbox(work=WORK), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
         )

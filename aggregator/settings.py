@@ -171,7 +171,9 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     take_over: Annotated[
         bool,
         Option(
-            "Lead at once, though another aggregator of this fleet leads; that one stands by from then on.", ADVANCED
+            "Lead at once, though another aggregator of this fleet leads; that one stands by from then on. Also with "
+            "new keys, if those of a data dir that was used are gone.",
+            ADVANCED,
         ),
     ] = False
     precisions: Annotated[

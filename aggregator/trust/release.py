@@ -54,18 +54,24 @@ class Releases:
 
     Args:
         keys: folder of keys and roots; both are made at first use.
+        may_found: whether this is the first use.
 
     Attributes:
         signer: signs messages too, with the online key.
         roots: the newest root metadata, oldest first.
 
     Raises:
-        SettingsError: The online key isn't one that the newest root names, there is no root beside it, or a file can't
-            be used.
+        SettingsError: There are no keys though it isn't the first use, the online key isn't one that the newest root
+            names, there is no root beside it, or a file can't be used.
         ReplayfleetError: The disk doesn't take a new key.
     """
 
-    def __init__(self, keys: Path) -> None:
+    def __init__(self, keys: Path, *, may_found: bool = True) -> None:
+        if not may_found and not _numbers(keys):
+            raise SettingsError(
+                f"{keys} holds no root any more, so no device would take this aggregator's word; put the folder back "
+                "from a backup, or say --take-over for new keys, which every device must be given then"
+            )
         if not _numbers(keys) or _is_half_done(keys):
             with _alone(keys):
                 if not _numbers(keys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -87,3 +88,39 @@ def test_a_stranger_stops_no_fleet_whose_members_are_enrolled_and_have_not_come_
     fleet.run(until=lambda: others_noted(fleet) == 1, for_s=5)
     fleet.run(until=lambda: fleet.service.coordinator.leads, for_s=5)
     fleet.close()
+
+
+def test_a_fleet_whose_keys_are_gone_is_given_others_on_purpose_alone(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    fleet.keys.rename(tmp_path / "lost")
+    fleet.keys.mkdir()  # as the session's own key does
+    with pytest.raises(SettingsError, match=r"holds no root any more.*put the folder back"):
+        fleet.new_service()
+    assert not list(fleet.keys.iterdir())
+    fleet.keys.rmdir()
+    (tmp_path / "lost").rename(fleet.keys)
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    fleet.kill_aggregator()
+    shutil.rmtree(fleet.keys)
+    fleet.claim = Claim.TAKE_OVER
+    fleet.new_service()
+    fleet.close()
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_a_run_ends_after_the_rounds_that_it_has_and_not_after_fewer(tmp_path: Path, wanted: int) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    fleet.kill_aggregator()
+    fleet.rules = dataclasses.replace(fleet.rules, num_rounds=wanted)
+    if wanted == 1:
+        with pytest.raises(SettingsError, match=r"has 2 rounds behind it.*--rounds 3 for one more"):
+            fleet.new_service()
+    else:
+        fleet.new_service()
+        fleet.run()
+        assert fleet.rounds.index == 2
+        fleet.close()

@@ -44,6 +44,8 @@ from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.release import Releases
+from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.logs import configure_logging
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
@@ -69,7 +71,7 @@ HALF = "half"
 
 def prepared(folder: Path, verb: Verb) -> None:
     """A store with an open round, two uploads that can't be aggregated, and three downloads of two clients."""
-    folder.mkdir(parents=True)
+    Releases(folder / KEYS)
     store = AggregatorStore(folder)
     store.found(tiny_spec(), 0.0)
     for client in ("cam-1", "cam-2"):
