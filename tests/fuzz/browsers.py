@@ -14,6 +14,7 @@ import numpy as np
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.control.membership import Plan
+from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.edge_client.flow import Answers, Inputs, LabelProgress, Picture, Prediction, Shown
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakeBack
 from replayfleet.edge_client.operator.operator_desk import BoxBody
@@ -63,8 +64,11 @@ class _Control:
     def plan(self, verb: Any) -> Plan:
         return Plan(f"does {verb}")
 
-    def do(self, verb: Any, who: str) -> Plan:
-        return self.plan(verb)
+    def do(self, verb: Any, who: str, agreed: str = "") -> Plan:
+        plan = self.plan(verb)
+        if agreed not in {"", plan.mark}:
+            raise VerbRefused(f"now {plan.text}")
+        return plan
 
 
 @cache
@@ -111,6 +115,7 @@ def _console_seeds() -> list[bytes]:
         ("token", False, ["POST", "/api/do", {}, as_json, {"verb": "round extend", "by_s": 9.5}]),
         ("session", False, ["GET", "/ask", {"verb": "rollback", "client": "all", "to": "1"}, {}, b""]),
         ("session", True, ["POST", "/do", {}, {}, {"verb": "exclude", "client": "cam-001", "because": "dirt"}]),
+        ("session", True, ["POST", "/do", {}, {}, {"verb": "pause", "once": "a", "plan": ""}]),
     ]
     return [document(one) for one in asked]
 
