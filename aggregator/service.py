@@ -35,7 +35,7 @@ from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
-from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import NothingLearned, SettingsError
@@ -106,8 +106,10 @@ class AggregatorService:
         self._clock = clock
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock(), lock=lock)
-        may_found = not (folder / DATABASE).is_file() or fleet.claim is Claim.TAKE_OVER
-        releases = Releases(keys or folder / KEYS, may_found=may_found)
+        with contextlib.closing(AggregatorStore(folder)) as store:
+            releases = Releases(
+                keys or folder / KEYS, may_found=not store.is_followed() or fleet.claim is Claim.TAKE_OVER
+            )
         self.loop = Loop(
             self, clock, inbox=FairInbox(work=WORK), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
         )

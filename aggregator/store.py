@@ -344,6 +344,10 @@ class AggregatorStore:
         question = f"SELECT 1 FROM signing_keys WHERE {which} AND enrolled LIMIT 1"  # noqa: S608
         return self._db.execute(question, values).fetchone() is not None
 
+    def is_followed(self) -> bool:
+        """Whether devices may hold this aggregator's root: it has run, or one was enrolled."""
+        return self.spec() is not None or self.is_enrolled()
+
     def shut_out(self, client_id: str) -> str:
         """Say why nothing that this client signs counts, as of the roll's last ``refresh``; empty if it counts."""
         if client_id in self.roll.revoked:

@@ -252,8 +252,8 @@ class Registry:
                 self._table.learn(member.client, keys, revoked=member.revoked_at is not None)
 
     def _root(self) -> bytes:
-        """Whose word clients take: the aggregator's, whose keys are made here if it hasn't run yet."""
-        return Releases(self.folder / KEYS).roots[-1]
+        """Whose word clients take: the aggregator's, whose keys are made here if no device can know them yet."""
+        return Releases(self.folder / KEYS, may_found=not self._store.is_followed()).roots[-1]
 
     def _folder_of(self, client: str) -> Path:
         return self.folder / OWN_IDENTITY if client == files.AGGREGATOR else self.folder / MEMBERS / client

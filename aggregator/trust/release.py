@@ -70,7 +70,7 @@ class Releases:
         if not may_found and not _numbers(keys):
             raise SettingsError(
                 f"{keys} holds no root any more, so no device would take this aggregator's word; put the folder back "
-                "from a backup, or say --take-over for new keys, which every device must be given then"
+                "from a backup, or `aggregator serve --take-over` makes new ones, which every device must be given then"
             )
         if not _numbers(keys) or _is_half_done(keys):
             with _alone(keys):

@@ -12,6 +12,7 @@ from support.tiny_fleet import TinyFleet
 
 from replayfleet.aggregator.coordinator import announcement
 from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
@@ -106,6 +107,17 @@ def test_a_fleet_whose_keys_are_gone_is_given_others_on_purpose_alone(tmp_path: 
     fleet.kill_aggregator()
     shutil.rmtree(fleet.keys)
     fleet.claim = Claim.TAKE_OVER
+    fleet.new_service()
+    fleet.close()
+
+
+def test_a_fleet_begins_where_the_operator_alone_was_enrolled(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.kill_aggregator()
+    shutil.rmtree(fleet.keys)
+    shutil.rmtree(fleet.tmp_path / "aggregator")
+    with opened(fleet.tmp_path / "aggregator", "tiny-fleet", new=True) as registry:
+        registry.enrol("operator", Terms())
     fleet.new_service()
     fleet.close()
 

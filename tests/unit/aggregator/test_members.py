@@ -23,6 +23,7 @@ from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.members import authority, broker_files, enrolment, table
 from replayfleet.aggregator.members.enrolment import Broker, Terms, opened
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service import data_dir
 from replayfleet.federation.service.credentials import identity
@@ -273,6 +274,7 @@ def test_who_founds_a_fleet_is_told_so_first_and_nobody_else(tmp_path: Path) -> 
     assert "wrong --data-dir" in wrong
     assert first_line(tmp_path / "mistyped", "cam-2").startswith("cam-2 is a member")
     AggregatorStore(tmp_path).found(FleetSpec("fleet", "fedavg", {}, {}, 0), 0.0)
+    Releases(tmp_path / "keys")
     assert first_line(tmp_path, "cam-1").startswith("cam-1 is a member"), "an aggregator has run there"
 
 
@@ -405,6 +407,18 @@ def test_lost_files_are_made_again_but_never_another_authority(tmp_path: Path) -
     (tmp_path / "members" / "ca.key").unlink()
     with pytest.raises(SettingsError, match=r"ca\.key is missing"):
         enrolled(tmp_path, "cam-3")
+
+
+def test_a_fleet_whose_keys_are_gone_takes_nobody_in_under_others(tmp_path: Path) -> None:
+    enrolled(tmp_path, "operator")  # holds no root
+    enrolled(tmp_path, "cam-1")
+    (tmp_path / "keys").rename(tmp_path / "lost")
+    with pytest.raises(SettingsError, match=r"holds no root any more.*serve --take-over"):
+        enrolled(tmp_path, "cam-2")
+    assert not (tmp_path / "keys").exists()
+    assert members(tmp_path) == {"aggregator", "operator", "cam-1"}
+    (tmp_path / "lost").rename(tmp_path / "keys")
+    enrolled(tmp_path, "cam-2")
 
 
 def test_another_authority_makes_all_that_the_broker_has_anew(tmp_path: Path) -> None:
