@@ -68,19 +68,27 @@ def _verb(**words: Any) -> Callable[[Callable[..., Verb]], click.Command]:
 
 
 def perform(verb: Verb, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
-    """Say what a verb will do, ask unless ``yes``, and do it.
+    """Say what a verb will do, ask unless ``yes``, and do that; if the fleet changed meanwhile, all of it anew.
 
     Raises:
         SettingsError: There is no aggregator's store, or nobody to ask.
         VerbRefused: It can't be done; nothing was changed.
     """
-    with _reached(verb, data_dir) as (plan, do):
-        if not agreed(plan.text, yes=yes, dry_run=dry_run):
-            return
-        done = do()
-    if done.text != plan.text:
-        click.echo(visible(f"the fleet had changed meanwhile: {done.text}"))
-    click.echo("done" + (f"; `{visible(done.undo)}` takes it back" if done.undo else ""))
+    shown, refusal = "", VerbRefused()
+    while True:
+        with _reached(verb, data_dir) as (plan, do):
+            if plan.mark == shown:
+                raise refusal
+            if shown:
+                click.echo("the fleet has changed meanwhile, and nothing was done; now:")
+            if not agreed(plan.text, yes=yes, dry_run=dry_run):
+                return
+            try:
+                do()
+                break
+            except VerbRefused as error:
+                shown, refusal = plan.mark, error
+    click.echo("done" + (f"; `{visible(plan.undo)}` takes it back" if plan.undo else ""))
 
 
 @contextlib.contextmanager
@@ -95,7 +103,7 @@ def _reached(verb: Verb, data_dir: Path) -> Iterator[tuple[Plan, Callable[[], Pl
         with _stored(data_dir) as store:
             yield _offline_plan(store, verb), lambda: _do_offline(store, verb)
         return
-    yield plan, lambda: control.do(verb)
+    yield plan, lambda: control.do(verb, agreed=plan.mark)
 
 
 @contextlib.contextmanager

@@ -171,12 +171,31 @@ def test_status_of_an_aggregator_that_hangs_is_not_that_none_runs(
     assert json.loads(run(fleet, "status", "--json").output)["running"] is True
 
 
-def test_what_changed_between_the_plan_and_the_deed_is_told(fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = LocalControl.plan
+def test_what_has_changed_since_it_was_shown_is_not_done_but_shown_again(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, asked = LocalControl.plan, []
 
-    def outdated(control: LocalControl, verb: Any) -> Plan:
-        return dataclasses.replace(plans(control, verb), text="cam-3 and cam-4 take no part")
+    def outdated_once(control: LocalControl, verb: Any) -> Plan:
+        asked.append(verb)
+        plan = plans(control, verb)
+        return plan if len(asked) > 1 else dataclasses.replace(plan, text="cam-3 and cam-4 take no part")
 
-    monkeypatch.setattr(LocalControl, "plan", outdated)
-    told = run(fleet, "exclude", "cam-3", "--yes").output.splitlines()
-    assert told[1].startswith("the fleet had changed meanwhile: cam-3 takes no part from now on")
+    monkeypatch.setattr(LocalControl, "plan", outdated_once)
+    first, again, now, done = run(fleet, "exclude", "cam-3", "--yes").output.splitlines()
+    assert first == "cam-3 and cam-4 take no part"
+    assert again == "the fleet has changed meanwhile, and nothing was done; now:"
+    assert now.startswith("cam-3 takes no part from now on")
+    assert done.startswith("done")
+
+
+def test_what_is_refused_for_another_reason_is_not_asked_again(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(control: LocalControl, verb: Any, who: str = "", agreed: str = "") -> Plan:
+        raise VerbRefused("the disk is full; nothing was changed")
+
+    monkeypatch.setattr(LocalControl, "do", full)
+    refused = run(fleet, "exclude", "cam-3", "--yes")
+    assert str(refused.exception) == "the disk is full; nothing was changed"
+    assert len(refused.output.splitlines()) == 1
