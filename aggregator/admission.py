@@ -13,6 +13,7 @@ from replayfleet.aggregator.rounds.machine import Phase, Rounds
 from replayfleet.federation.errors import ArtefactRejected, Reason, UploadRejected
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.service.artefact_codec import BlobFiles, Layout, largest_encoding_bytes, open_artefacts
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.messages import Manifest, Offer
 
 
@@ -160,5 +161,5 @@ def decode_upload(
 def what_next(rounds: Rounds) -> str:
     """Say how the round goes on after an upload was rejected."""
     if rounds.is_open:
-        return f"the round goes on with {rounds.num_accepted} of {rounds.quorum} clients"
+        return f"the round goes on with {rounds.num_accepted} of {count_of(rounds.quorum, 'client')}"
     return f"round {rounds.index} is {rounds.phase.value}, the next download brings the client up to date"

@@ -22,7 +22,7 @@ from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import ASKS, agreed, run_command, say, with_settings
-from replayfleet.federation.service.words import visible
+from replayfleet.federation.service.words import count_of, visible
 
 
 @click.group(cls=Program, context_settings=HELP)
@@ -81,7 +81,7 @@ def backup(folder: Path, data_dir: Path) -> None:
     from replayfleet.aggregator.operator.backup import back_up
 
     made = back_up(data_dir, folder)
-    click.echo(f"backup of fleet {made.fleet} in round {made.round}, {made.num_blobs} blobs: {made.folder}")
+    click.echo(f"backup of fleet {made.fleet} in round {made.round}, {count_of(made.num_blobs, 'blob')}: {made.folder}")
 
 
 @cli.command()

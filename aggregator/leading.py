@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.messages import Announcement
 
 LISTEN_S = 1.0
@@ -112,7 +113,9 @@ class Leadership:
         if self._would_begin_anew:
             then = "holds no round of it and won't take over, but with --take-over; restore a backup into its data dir"
         elif self._ended_without_us:
-            then = f"is {self._behind} rounds behind, and opens the finished run again with --take-over alone"
+            then = (
+                f"is {count_of(self._behind, 'round')} behind, and opens the finished run again with --take-over alone"
+            )
         elif self._behind:
             then += f", from round {self._place[1]}: its store is {self._behind} behind, and a newer backup isn't"
         return (

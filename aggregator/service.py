@@ -51,6 +51,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.waits import Waits, Why
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.codec import decode, encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
@@ -228,9 +229,9 @@ class AggregatorService:
     @property
     def summary(self) -> str:
         rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
-        uploads = f"{rounds.num_accepted} of {rounds.quorum} uploads"
+        uploads = f"{rounds.num_accepted} of {count_of(rounds.quorum, 'upload')}"
         first = next((f"; {wait.text}" for wait in self._waits.told if wait.reason is not Why.UPLOAD), "")
-        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{first}"
+        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {count_of(online, 'client')} online{first}"
 
     def run(self, stop: threading.Event, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished and confirmed or ``stop`` is set; returns whether it is finished.
@@ -251,8 +252,8 @@ class AggregatorService:
             rounds = self.coordinator.rounds
             if rounds.phase is Phase.FINISHED and 0 < rounds.index == self._store.num_in_vain():
                 raise NothingLearned(
-                    f"none of the {rounds.index} rounds could use an upload, every client has the model that it began "
-                    "with; `aggregator history --data-dir DIR` says why"
+                    f"no upload could be used in {count_of(rounds.index, 'round')}, every client has the model that it "
+                    "began with; `aggregator history --data-dir DIR` says why"
                 )
             return rounds.phase is Phase.FINISHED
         finally:

@@ -26,6 +26,7 @@ from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest, told
 from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.words import count_of
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 log = EventLogger(__name__)
@@ -66,7 +67,8 @@ def source_opener(
     if isinstance(first, DatasetUri):
         from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
 
-        own = f"{first.dataset} {first.scenario}, client {first.client} of {first.clients}, {first.rounds} rounds"
+        rounds = count_of(first.rounds, "round")
+        own = f"{first.dataset} {first.scenario}, client {first.client} of {first.clients}, {rounds}"
         scene = SceneCamera(first.rate)
         samples = DatasetSamples(first, scene.show, data_root)
 
@@ -81,7 +83,7 @@ def source_opener(
         check_folder(folder)
 
         def open_folder(task: AnyTaskSpec) -> Source:
-            own = f"folder {folder.path}, {folder.per_round} images per round, {folder.rate:g} frames/s"
+            own = f"folder {folder.path}, {count_of(folder.per_round, 'image')} per round, {folder.rate:g} frames/s"
             classified, scene = _classified(task, "folder://"), SceneCamera(folder.rate)
             samples = FolderSamples(folder, classified, data_dir / _LEDGER, scene.show)
             return Source(PictureSource((scene,), WholePicture(classified), own), samples)

@@ -57,7 +57,7 @@ class Pages:
             lstrip_blocks=True,
         )
         numbers = (words.percent, words.megabytes, words.spaced, iso, utc, span)
-        for given in (*numbers, words.visible, words.short_name, told, charts.svg):
+        for given in (*numbers, words.visible, words.short_name, words.count_of, told, charts.svg):
             self._environment.filters[given.__name__] = given
         self._environment.globals["troubles"] = TROUBLES
 
@@ -207,9 +207,9 @@ def methods_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
 def headline(fleet: Fleet) -> str:
     """Return one sentence: what the fleet does now."""
     if fleet.phase == "finished":
-        return f"All {fleet.round} rounds are done"
+        return f"The run is finished after {words.count_of(fleet.round, 'round')}"
     if fleet.phase == "aggregating":
-        return f"Round {fleet.round} is being aggregated from {len(fleet.uploaded)} uploads"
+        return f"Round {fleet.round} is being aggregated from {words.count_of(len(fleet.uploaded), 'upload')}"
     if fleet.rests:
         return f"Round {fleet.round} waits to begin"
     waits = [member.client for member in fleet.awaited]

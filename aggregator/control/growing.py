@@ -26,6 +26,7 @@ from replayfleet.federation.service.data_dir import claim_data_dir, fleet_of
 from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
@@ -53,7 +54,7 @@ class Grown:
     def text(self) -> str:
         """In words, for an operator."""
         number = len(task_of(self.spec).class_names)
-        again = f"; {self.num_uploads} uploads of it will be made again" if self.num_uploads else ""
+        again = f"; {count_of(self.num_uploads, 'upload')} of it will be made again" if self.num_uploads else ""
         return (
             f"the fleet will learn {', '.join(self.added)} too, {number} classes in all, from round "
             f"{self.round}, which begins anew{again}. Devices serve on, and keep what they have learned. There is no "
@@ -148,5 +149,7 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
             raise SettingsError(f"the fleet learns {name!r} already; its classes are {', '.join(known)}")
     record, rounds = store.round(), store.num_rounds()
     if rounds is not None and record.index >= rounds:
-        raise SettingsError(f"the run is finished after {record.index} rounds; start it with more --rounds first")
+        raise SettingsError(
+            f"the run is finished after {count_of(record.index, 'round')}; start it with more --rounds first"
+        )
     return Grown(grown_spec(spec, names), names, record.index, len(record.accepted))

@@ -20,7 +20,7 @@ from replayfleet.aggregator.members.command import day
 from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import GroupedCommand
-from replayfleet.federation.service.words import visible
+from replayfleet.federation.service.words import count_of, visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def history(  # one for each option
         from replayfleet.federation.service.data_dir import fleet_of
 
         number = export(read_journal(data_dir), fleet_of(data_dir, None), viewer, to)
-        click.echo(f"{number} numbers for {viewer} in {to}")
+        click.echo(f"{count_of(number, 'number')} for {viewer} in {to}")
         return
     wanted = (
         event

@@ -22,6 +22,7 @@ from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
 from replayfleet.aggregator.records.versions import Kept
 from replayfleet.aggregator.rounds.machine import Course, Phase, Rounds
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import spoken
 
@@ -104,11 +105,12 @@ class Planner:
             text += f". Its upload of round {rounds.index} {left}"
         if rounds.is_open:
             there = len(set(rounds.accepted) - {client})
-            text += f". Round {rounds.index} closes with {max(expected, rules.min_clients)} uploads, {there} are there"
+            needed = count_of(max(expected, rules.min_clients), "upload")
+            text += f". Round {rounds.index} closes with {needed}, and has {there}"
         if expected < rules.min_clients:
             text += (
-                f". Then {expected} members train, and a round closes with {rules.min_clients} at least: no "
-                "round ends until another one takes part, or --min-clients is lower"
+                f". Then {count_of(expected, 'member')} can train, and a round closes with {rules.min_clients} at "
+                "least: no round ends until another one takes part, or --min-clients is lower"
             )
         return Plan(text, plan.undo)
 
@@ -173,8 +175,8 @@ class Planner:
         self._is_open()
         if len(there) < rounds.rules.min_clients:
             raise VerbRefused(
-                f"round {rounds.index} has {len(there)} uploads, and closes with {rounds.rules.min_clients} at least "
-                "(--min-clients)"
+                f"round {rounds.index} has {count_of(len(there), 'upload')}, and closes with "
+                f"{rounds.rules.min_clients} at least (--min-clients)"
             )
         awaited = [
             client
@@ -212,7 +214,7 @@ class Planner:
 
     def _still_runs(self) -> None:
         if self._rounds.phase is Phase.FINISHED:
-            raise VerbRefused(f"the run is finished after {self._rounds.index} rounds")
+            raise VerbRefused(f"the run is finished after {count_of(self._rounds.index, 'round')}")
 
 
 def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:

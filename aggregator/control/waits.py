@@ -15,6 +15,7 @@ from replayfleet.federation.service.waits import (
     common_waits,
     ordered,
 )
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.messages import Presence, spoken
 
 MAX_NAMED = 5
@@ -128,7 +129,7 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
 
 
 def _of_the_round(facts: Facts) -> Iterator[Wait]:
-    there = f"round {facts.round} has {facts.num_uploads} uploads"
+    there = f"round {facts.round} has {count_of(facts.num_uploads, 'upload')}"
     if facts.num_trainers + facts.num_free < facts.at_least:
         yield Wait(
             Why.TOO_FEW_CLIENTS,
@@ -144,8 +145,8 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
     if facts.num_extensions:
         yield Wait(
             Why.ROUND_LATE,
-            f"{there}, its deadline came {facts.num_extensions} times with fewer than {facts.at_least}; it waits for "
-            f"{whom}",
+            f"{there}, its deadline came {count_of(facts.num_extensions, 'time')} with fewer than {facts.at_least}; "
+            f"it waits for {whom}",
         )
     elif facts.num_uploads < facts.quorum:
         yield Wait(Why.UPLOAD, f"{there} of {facts.quorum}; it waits for {whom}")

@@ -16,7 +16,7 @@ from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.presets import stores_data
-from replayfleet.federation.service.words import visible
+from replayfleet.federation.service.words import count_of, visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
 
@@ -58,7 +58,7 @@ class Status:
         storing = ", clients keep real samples" if self.stores_data else ""
         lines = [
             f"fleet {self.fleet}: {self.method}, seed {self.seed}{storing}",
-            f"{self.phase} after {self.round} rounds"
+            f"{self.phase} after {count_of(self.round, 'round')}"
             if self.phase == Phase.FINISHED.value
             else f"round {self.round}: {self.phase}, uploads: {uploads}",
         ]

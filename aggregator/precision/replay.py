@@ -18,6 +18,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import BlobFiles, StoredParameters
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
 from replayfleet.models.specs import LATENT_SIZE
 
@@ -75,7 +76,7 @@ class Replay:
             pool = self._drawn(_chosen(clients, state), held_back + NUM_JUDGED, round_index)
         if not np.isfinite(pool).all():
             raise NoSamples("the sub-generators draw NaN or infinity")
-        facts = {"calibration": f"{held_back} samples of replay"} if held_back else {}
+        facts = {"calibration": f"{count_of(held_back, 'sample')} of replay"} if held_back else {}
         return SampleSet(pool[:held_back], pool[held_back:], facts=facts)
 
     def _drawn(self, sub_generators: list[BlobEntry], count: int, round_index: int) -> Array:

@@ -13,6 +13,7 @@ from replayfleet.aggregator.store import digests_of
 from replayfleet.federation.backoff import Backoff, fleet_backoff
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
 from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
@@ -108,7 +109,9 @@ class DownloadDesk:
         known = parts.store.places()
         others = {*known, *self._preparing} - {client_id}  # strangers that come at the same time count too
         if client_id not in known and len(others) >= parts.gate.caps.max_clients:
-            _log.warning("client not served", client=client_id, reason=f"the fleet has its {len(others)} clients")
+            _log.warning(
+                "client not served", client=client_id, reason=f"the fleet is full: {count_of(len(others), 'client')}"
+            )
             return
         if client_id in self._preparing or not self._rounds.takes_downloads:
             return  # while a round is aggregated its commit makes downloads for all, and then this is called again

@@ -25,6 +25,7 @@ from replayfleet.edge_client.learning.training.job import (
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import Child, ChildEnded, ChildLost, child_command, end
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.words import count_of
 
 log = EventLogger(__name__)
 
@@ -274,7 +275,7 @@ class LocalTraining:
         log.warning("training process died", code=event.code, round=self.round, restart_in_s=delay_s)
         if self.job is None or self._deaths < self._max_attempts:
             return None
-        failed = TrainFailed(self.job.manifest.round, f"the training process died {self._deaths} times")
+        failed = TrainFailed(self.job.manifest.round, f"the training process died {count_of(self._deaths, 'time')}")
         if isinstance(self.job, TrainJob):
             self.problem = failed.error
         self.job = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replayfleet.federation.service.credentials.identity import SOON_S
+from replayfleet.federation.service.words import count_of
 
 
 class Why(str, enum.Enum):
@@ -184,7 +185,7 @@ def common_waits(facts: MemberFacts) -> Iterator[Wait]:
     elif left_s is not None and left_s <= 0:
         yield Wait(Why.CERTIFICATE_ENDED, f"its certificate has ended, or its clock is wrong; {renew}")
     elif left_s is not None and left_s < SOON_S:
-        yield Wait(Why.CERTIFICATE_ENDS, f"its certificate ends in {left_s / 86400:.0f} days; {renew}")
+        yield Wait(Why.CERTIFICATE_ENDS, f"its certificate ends in {count_of(round(left_s / 86400), 'day')}; {renew}")
 
 
 def ordered(found: Iterable[Wait], patience: dict[Why, Patience]) -> tuple[Wait, ...]:

@@ -51,6 +51,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 seed``, ``2 seeds``, ``3 classes``."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
 def short_name(client_id: str) -> str:
     """Return ``c3`` for ``client-3``, so that tables stay narrow; other names as they are."""
     prefix, _, number = client_id.rpartition("-")

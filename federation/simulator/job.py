@@ -28,6 +28,7 @@ from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.paths import RESULT, without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart, loss_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, holds_rounds, holds_run
@@ -123,13 +124,13 @@ class Job:
         """One line for the operator."""
         identity, stream = self.identity, self.simulation.stream
         size = stream.settings
-        overlap = f" with {size.overlap} classes shared" if size.overlap else ""
+        overlap = f" with {count_of(size.overlap, 'class')} shared" if size.overlap else ""
         absent = f" ({size.num_absent} absent)" if size.num_absent else ""
         storing = ", clients store real samples" if self.simulation.method.stores_data else ""
         return (
             f"{self.spec.method} on {identity['dataset']}, {size.scenario}{overlap}: "
-            f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
-            f"{identity['sampler']} sampler, --threads {identity['num_threads']}{storing}"
+            f"{count_of(size.num_clients, 'client')}{absent}, {count_of(stream.num_rounds, 'round')}, "
+            f"seed {identity['run_seed']}, {identity['sampler']} sampler, --threads {identity['num_threads']}{storing}"
         )
 
     @property
@@ -200,8 +201,9 @@ class Job:
             label=spec.method,
             parts=parts if len(parts) > 1 else [],
         )
+        clients = count_of(stream.settings.num_clients, "client")
         where = {
-            "title": f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients",
+            "title": f"{self.identity['dataset']}, {stream.settings.scenario}, {clients}",
             "changes": described["changes"],
             "change_name": described["change_name"],
         }

@@ -21,13 +21,13 @@ import msgspec
 from replayfleet.federation.paths import FOLDER, NEW_FILE
 from replayfleet.federation.service.command import run_command
 from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.tables import running
 from replayfleet.federation.simulator.tables.measured import cells
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, paper_table
 from replayfleet.federation.simulator.tables.plan import Choice, PlannedRun, Planner, State, distinct
 from replayfleet.federation.simulator.tables.report import Report
-from replayfleet.federation.simulator.tables.wording import count_of
 from replayfleet.scripts.experiments.raw_results import pack
 
 RIVALS = ("centralized", "pfedgrp", "pfedgrp-plus", "fedcil", "mfcl", "lander", "fedavg-replay", "fedavg")

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replayfleet.federation.service.words import UNKNOWN, clock, megabytes, milliseconds, percent, short_name
+from replayfleet.federation.service.words import UNKNOWN, clock, count_of, megabytes, milliseconds, percent, short_name
 from replayfleet.scripts.launch.record import ClientRound, FleetRecord, Round
 
 _MAX_CLIENT_COLUMNS = 4
@@ -68,7 +68,7 @@ _LINES = {
     "client online": "{client}: online, {device} with {provider}",
     "client gone": "{client}: gone ({reason})",
     "round committed": "round {round}: aggregated in {aggregate_s:.1f} s",
-    "run finished": "run finished after {rounds} rounds",
+    "run finished": "run finished, rounds: {rounds}",
 }
 
 
@@ -79,7 +79,7 @@ def _upload_line(event: Mapping[str, Any], record: FleetRecord) -> str:
     what = f"{_share(client)} sub-generators{again}" if client.held else "its task model"
     return (
         f"round {found.index}: {who} uploaded {what}, {megabytes(client.bytes_up)} "
-        f"({found.num_uploads} of {found.expected} uploads)"
+        f"({found.num_uploads} of {count_of(found.expected, 'upload')})"
     )
 
 
@@ -104,11 +104,11 @@ def _headline(record: FleetRecord, elapsed_s: float) -> str:
     if current is None:
         return f"{clock(elapsed_s)}  starting the aggregator and the clients"
     if record.finished:
-        return f"{clock(elapsed_s)}  all {record.num_rounds} rounds are done"
+        return f"{clock(elapsed_s)}  finished after {count_of(record.num_rounds, 'round')}"
     doing = "aggregating" if current.num_uploads >= current.expected else "open"
     return (
         f"{clock(elapsed_s)}  round {current.index} (of 0 to {record.num_rounds - 1}): {doing}, "
-        f"{current.num_uploads} of {current.expected} uploads"
+        f"{current.num_uploads} of {count_of(current.expected, 'upload')}"
     )
 
 

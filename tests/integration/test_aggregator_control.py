@@ -85,7 +85,7 @@ def run(fleet: TinyFleet, *words: str) -> Result:
 
 def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFleet) -> None:
     looked = run(fleet, "exclude", "cam-3", "--dry-run")
-    assert "Round 0 closes with 2 uploads, 2 are there" in looked.output
+    assert "Round 0 closes with 2 uploads, and has 2" in looked.output
     assert "nobody is here to say yes" in str(run(fleet, "exclude", "cam-3").exception)
     rows = {row["client"]: row for row in json.loads(run(fleet, "clients", "--json").output)}
     assert [rows[name]["waits"] for name in ("cam-1", "cam-3")] == [None, "upload"]

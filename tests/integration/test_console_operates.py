@@ -70,7 +70,7 @@ def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
     anna = Browser(fleet.tmp_path, "operator")
     assert "Round 0 waits for cam-3" in anna.get("/").text
     asked = anna.get("/ask?verb=exclude&client=cam-3")
-    assert "Round 0 closes with 2 uploads, 2 are there" in asked.text
+    assert "Round 0 closes with 2 uploads, and has 2" in asked.text
     done = anna.send("/do", verb="exclude", client="cam-3", because="its lens is broken", secret=anna.secret(asked))
     assert (done.status, done.headers["location"]) == (303, "/clients/cam-3")
     page = anna.get("/clients/cam-3").text
@@ -106,12 +106,12 @@ def test_what_is_clicked_twice_is_done_once(fleet: TinyFleet) -> None:
 def test_what_would_do_something_else_than_it_said_is_asked_again(fleet: TinyFleet) -> None:
     anna = Browser(fleet.tmp_path, "operator")
     asked = anna.get("/ask?verb=exclude&client=cam-3")
-    assert "Round 0 closes with 2 uploads, 2 are there" in asked.text
+    assert "Round 0 closes with 2 uploads, and has 2" in asked.text
     anna.confirm(anna.get("/ask?verb=exclude&client=cam-1"))
     again = anna.confirm(asked, because="its lens is broken")
     assert again.status == 409
     assert "Nothing was done: the fleet has changed since you were asked" in again.text
-    assert "1 are there" in again.text
+    assert "closes with 1 upload, and has 1" in again.text
     assert 'value="its lens is broken"' in again.text
     assert deeds(fleet) == ["exclude cam-1"]
     assert anna.confirm(again).status == 303

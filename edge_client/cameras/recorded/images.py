@@ -13,6 +13,7 @@ from replayfleet.edge_client.flow import Boxes, Rate
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.settings import check_settings
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.streams.files.picture_files import list_pictures
 
 COCO_FILE = "annotations.json"
@@ -69,7 +70,7 @@ class ImagesCamera(StillsCamera):
         return self._sidecar.boxes(self.files[index].name, size) if self._sidecar else None
 
     def describe(self) -> str:
-        boxes = f"boxes of {len(self.class_names)} classes" if self._sidecar else "no boxes"
+        boxes = f"boxes of {count_of(len(self.class_names), 'class')}" if self._sidecar else "no boxes"
         return f"pictures {self._settings.path}, {len(self.files)} at {self._settings.rate:g}/s, {boxes}"
 
 

@@ -32,6 +32,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import check_settings
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.streams.files.picture_files import SUFFIXES, require_opencv
 
 log = EventLogger(__name__)
@@ -103,7 +104,7 @@ class VideoCamera:
             yield from self._one_pass(pace, stop)
 
     def describe(self) -> str:
-        boxes = f"boxes of {len(self.class_names)} classes" if self._sidecar else "no boxes"
+        boxes = f"boxes of {count_of(len(self.class_names), 'class')}" if self._sidecar else "no boxes"
         return f"film {self._settings.path}, {self._rate_hz:g} frames/s, {boxes}"
 
     def _one_pass(self, pace: Pace, stop: threading.Event) -> Iterator[Picture]:

@@ -18,10 +18,10 @@ from click.core import ParameterSource
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.paths import FOLDER, without_machine
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import options_like
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
-from replayfleet.federation.simulator.tables.wording import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

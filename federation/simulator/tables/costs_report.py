@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.federation.paths import RESULT
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.measures.costs import NotBuilt, Size, size_of, training_cost
 from replayfleet.federation.simulator.measures.metrics import over_seeds
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.costs_paper import CostRow, CostTable, amount, cost_tables, size_table
 from replayfleet.federation.simulator.tables.measured import measured
 from replayfleet.federation.simulator.tables.plan import read_json
-from replayfleet.federation.simulator.tables.wording import Footnotes, count_of, head
+from replayfleet.federation.simulator.tables.wording import Footnotes, head
 
 _NONE = "-"
 

@@ -12,6 +12,7 @@ import msgspec
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart, loss_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
 from replayfleet.federation.simulator.measures.metrics import Summary
@@ -21,7 +22,7 @@ from replayfleet.federation.simulator.settings import default_settings
 from replayfleet.federation.simulator.tables.measured import Cell, judged, mean_curve
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable
 from replayfleet.federation.simulator.tables.plan import Choice
-from replayfleet.federation.simulator.tables.wording import Footnotes, count_of, head, range_of, seeds_named
+from replayfleet.federation.simulator.tables.wording import Footnotes, head, range_of, seeds_named
 from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import SCENARIOS
 

@@ -17,12 +17,11 @@ import msgspec
 
 from replayfleet.federation.children import child_command, die_with_parent
 from replayfleet.federation.paths import RESULT
-from replayfleet.federation.service.words import duration
+from replayfleet.federation.service.words import count_of, duration
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN
 from replayfleet.federation.simulator.tables.estimate import Work, seconds_left
 from replayfleet.federation.simulator.tables.plan import PlannedRun, read_json
-from replayfleet.federation.simulator.tables.wording import count_of
 
 LOG = "log.txt"
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.tables.paper import Note
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun: ``"1 seed"``, ``"2 seeds"``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def range_of(numbers: Sequence[int], noun: str) -> str:

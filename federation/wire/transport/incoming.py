@@ -168,7 +168,9 @@ class Incoming:
         freed = self._make_room(now)
         if len(self._open) >= self._limits.max_open:
             if len(self._waiting) >= self._limits.max_waiting and peer not in self._waiting:
-                self.refuse(peer, offer, Reason.BUSY.value, f"{len(self._waiting)} others wait; offer again later")
+                self.refuse(
+                    peer, offer, Reason.BUSY.value, f"others that wait: {len(self._waiting)}; offer again later"
+                )
             else:
                 self._waiting[peer] = offer  # a newer offer has the earlier one's turn
             return freed

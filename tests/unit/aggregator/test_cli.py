@@ -127,7 +127,7 @@ def test_status_says_that_a_run_is_finished(tmp_path: Path):
     assert read_status(tmp_path).phase == "open"
     store.close_round(0, at=2.0)
     assert store.commit_round(0, StoredArtefacts((), "0" * 64), {}, at=3.0)
-    assert read_status(tmp_path).lines()[1] == "finished after 1 rounds"
+    assert read_status(tmp_path).lines()[1] == "finished after 1 round"
     store.set_num_rounds(2)  # the next start asks for more
     assert read_status(tmp_path).lines()[1] == "round 1: open, uploads: none yet"
     store.set_num_rounds(None)

@@ -48,7 +48,7 @@ def test_a_fleet_ends_when_its_aggregator_clients_and_whatever_runs_beside_it_ha
     fleet, told = a_fleet(tmp_path, writes(tmp_path, FINISHED), "import sys; print(sys.argv[1:])", beside=beside)
     assert fleet.run()
     assert (fleet.late, fleet.record.finished) == ([], True)
-    assert "run finished after 1 rounds" in told.getvalue()
+    assert "run finished, rounds: 1" in told.getvalue()
     assert (tmp_path / "client-0.log").read_text() == "['--broker', 'mqtt://127.0.0.1:1']\n"
     assert (tmp_path / "beside.log").read_text() == "done\n"
 

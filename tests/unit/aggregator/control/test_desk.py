@@ -87,7 +87,7 @@ def test_one_of_five_is_excluded_while_a_round_waits_for_it_and_readmitted(fleet
     assert (member(fleet, "cam-5").is_awaited, member(fleet, "cam-4").is_awaited) == (True, False)
     assert member(fleet, "cam-5").wait.reason == "upload"
     before = fleet.now
-    assert "closes with 4 uploads, 4 are there" in do(fleet, Exclude("cam-5", "it only sends noise"))
+    assert "closes with 4 uploads, and has 4" in do(fleet, Exclude("cam-5", "it only sends noise"))
     fleet.run(until=lambda: len(events(fleet, "round closed")) == 2)
     assert fleet.now - before < 1, "this round closes with what is there"
     fleet.run(until=lambda: len(events(fleet, "round closed")) == 3)

@@ -73,6 +73,11 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
             "cam-4 (offline), cam-5 (offline), 2 more",
         ),
         (
+            {"num_uploads": 1, "num_extensions": 1, "at_least": 2, "num_trainers": 2},
+            [Why.ROUND_LATE],
+            "has 1 upload, its deadline came 1 time with fewer than 2",
+        ),
+        (
             {"num_extensions": 2, "at_least": 2, "num_trainers": 2, "num_uploads": 1, "awaited": AWAITED[:1]},
             [Why.ROUND_LATE],
             "its deadline came 2 times with fewer than 2; it waits for cam-1 (offline)",

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from replayfleet.federation.simulator.tables.wording import count_of, range_of, seeds_named
+from replayfleet.federation.service.words import count_of
+from replayfleet.federation.simulator.tables.wording import range_of, seeds_named
 
 
 def test_one_is_singular():
     assert [count_of(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert [count_of(number, "class") for number in (1, 2)] == ["1 class", "2 classes"]
 
 
 def test_what_varies_is_a_range():
