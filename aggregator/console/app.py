@@ -154,5 +154,6 @@ class Console:
         return HTMLResponse(self._pages.render("problem.html", facts), 404)
 
     def _trouble(self, request: Request, error: Exception) -> Response:
-        facts = {"title": "The fleet can't be read", "text": str(error)}
+        again = {"back": request.url.path, "back_name": "Load it again"}
+        facts = {"title": "The fleet can't be read", "text": str(error), **again}
         return HTMLResponse(self._pages.render("problem.html", facts), 503)

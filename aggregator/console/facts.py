@@ -29,6 +29,7 @@ class Member:
         change: of the accuracy since the report before.
         num_troubles: rejected, refused, failed and rolled back since the journal begins.
         seen_at: Unix time; None if never heard of.
+        may_return: whether it could be rolled back, whatever the round does.
     """
 
     client: str
@@ -48,6 +49,7 @@ class Member:
     last_trouble: Event | None = field(compare=False)
     seen_at: float | None = field(compare=False)
     is_excluded: bool = False
+    may_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Fleet:
         deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
         at_least: uploads with which it closes then; None if unknown.
         notices: what is wrong with the aggregator itself, or why the round isn't over.
+        refusals: why verbs can't be done now, by name.
         held: sub-generators since the last round.
     """
 
@@ -77,6 +80,7 @@ class Fleet:
     is_live: bool
     course: str = "running"
     rests: bool = False
+    refusals: Mapping[str, str] = field(default_factory=dict)
     deadline_at: float | None = field(default=None, compare=False)
     held: Held = field(default_factory=Held, compare=False)
 
@@ -159,12 +163,10 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         story: the journal's.
         now: Unix time.
     """
-    # A round that waits for uploads is no trouble, and the headline says it.
+    # A round that waits for uploads is no trouble, and the headline says it; that it is paused is a wait.
     notices = [wait.text for wait in view.waits if wait.reason is not Why.UPLOAD]
-    notices += {
-        "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
-        "draining": ["The fleet pauses when this round is committed."],
-    }.get(view.course, [])
+    if view.course == "draining":
+        notices.append("The fleet pauses when this round is committed.")
     stands_still = view.course == "paused" or view.rests
     return Fleet(
         name=view.fleet,
@@ -175,6 +177,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         phase=view.phase,
         course=view.course,
         rests=view.rests,
+        refusals=view.refusals,
         expected=view.expected,
         at_least=view.at_least,
         members=tuple(_alive(member, story.clients.get(member.client) or ClientStory()) for member in view.members),
@@ -206,6 +209,7 @@ def _alive(member: MemberView, told: ClientStory) -> Member:
         has_uploaded=member.uploaded,
         is_awaited=member.is_awaited,
         is_excluded=member.exclusion is not None,
+        may_return=member.may_return,
         seen_at=member.seen_at,
         **{**known, "device": device or known["device"]},
     )

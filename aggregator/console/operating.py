@@ -161,7 +161,9 @@ class Operating:
         status = error.status if isinstance(error, Refused) else _STATUS[type(error)]
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": str(error)}, status)
-        return self._page("problem.html", {"title": "That didn't work", "text": str(error)}, status)
+        return self._page(
+            "problem.html", {"title": "That didn't work", "text": str(error), **_way_on(request, error)}, status
+        )
 
 
 def _verb_of(fields: Mapping[str, str]) -> Verb:
@@ -206,6 +208,17 @@ def _page_of(verb: Verb) -> str:
     return f"/clients/{client_of(verb)}" if client_of(verb) else "/round"
 
 
+def _way_on(request: Request, error: Exception) -> dict[str, object]:
+    """Return what a problem's page leads to: where something can be done about it."""
+    somebody, about = who_asks(request).somebody, "/"
+    if isinstance(error, Refused) and not somebody.may_operate:
+        return {"somebody": somebody, "back": "/login", "back_name": "Log in"}
+    with contextlib.suppress(MalformedMessage):
+        about = _page_of(_verb_of(getattr(request.state, "form", request.query_params)))
+    name = {"/": "the fleet", "/round": "the round"}.get(about, about.rpartition("/")[2])
+    return {"somebody": somebody, "back": about, "back_name": f"To {name}"}
+
+
 def _json_of(fleet: Fleet) -> object:
     return {**{name: getattr(fleet, name) for name in fleet.__slots__ if name != "held"}, "accuracy": fleet.accuracy}
 
@@ -225,6 +238,7 @@ async def _form(request: Request) -> Mapping[str, str]:
         raise Refused(403, "this form was sent by a page of somebody else's")
     text = (await body_of(request, MAX_BODY_BYTES)).decode(errors="replace")
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
+        request.state.form = form = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
     except ValueError as error:
         raise Refused(400, f"this is no form of ours: {error}") from error
+    return form

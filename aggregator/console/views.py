@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup
 
 from replayfleet.aggregator.console.charts import Chart, Charts
 from replayfleet.aggregator.console.facts import Fleet, Member
@@ -33,6 +36,18 @@ _SHOWN = {
     "trouble": lambda member: member.num_troubles > 0,
     "offline": lambda member: member.state != "online",
 }
+BUTTONS = {
+    "exclude": "Exclude",
+    "readmit": "Bring it back",
+    "rollback": "Roll back its model",
+    "round open": "Begin the round now",
+    "round close": "Close the round now",
+    "round extend": "Give it more time",
+    "pause": "Pause",
+    "drain": "Pause after this round",
+    "resume": "Resume",
+}
+_COMMAND = re.compile(r"aggregator (round \w+|\w+)(?: (\S+))?.*")
 _FEW = ("own", "fedavg", "stream")
 """Styles of lines that can be told apart."""
 Facts = dict[str, Any]
@@ -59,7 +74,8 @@ class Pages:
         numbers = (words.percent, words.megabytes, words.spaced, iso, utc, span)
         for given in (*numbers, words.visible, words.short_name, words.count_of, told, charts.svg):
             self._environment.filters[given.__name__] = given
-        self._environment.globals["troubles"] = TROUBLES
+        self._environment.filters["linked"] = jinja2.pass_context(linked)
+        self._environment.globals |= {"troubles": TROUBLES, "buttons": BUTTONS}
 
     def render(self, template: str, facts: Facts) -> str:
         return self._environment.get_template(template).render(**facts)
@@ -90,6 +106,21 @@ def told(value: object, name: str = "") -> str:
     if isinstance(value, float):
         return words.percent(value) if "accuracy" in name else f"{value:.4g}"
     return words.megabytes(value) if name == "bytes" and isinstance(value, int) else words.visible(str(value))
+
+
+def linked(context: Mapping[str, Any], text: str) -> Markup:
+    """Return text in which a command is the name of the button that does it, for an operator, and leads there."""
+    plain, *pieces = re.split("`([^`]+)`", words.visible(text))
+    said = Markup.escape(plain)
+    for command, after in zip(pieces[::2], pieces[1::2], strict=True):
+        found = _COMMAND.fullmatch(command) if getattr(context.get("somebody"), "may_operate", False) else None
+        name, client = found.groups() if found else ("", None)
+        if name in BUTTONS:
+            page = f"/clients/{quote(client)}" if client else "/round"
+            said += Markup('<a href="{}">{}</a>').format(page, BUTTONS[name]) + after
+        else:
+            said += Markup("<code>{}</code>").format(command) + after
+    return said
 
 
 def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
@@ -137,6 +168,8 @@ def round_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "roomy": len(fleet.uploaded) <= MAX_ROOMY,
         "now": story.rounds.get(fleet.round) or RoundStory(fleet.round),
         "rounds": before[:30],
+        "no_way_back": fleet.refusals.get("rollback")
+        or ("" if any(m.may_return for m in fleet.members) else "nothing earlier is kept of anybody"),
     }
 
 
@@ -147,9 +180,13 @@ def client_page(fleet: Fleet, story: Story, asked: Asked) -> Facts | None:
     if member is None:
         return None
     newest = told.reports[-1][1] if told.reports else {}
+    left_out = member.state in {"excluded", "revoked"}
+    why = f"it is {member.state}, and gets no models" if left_out else "nothing earlier of it is kept"
     return {
         "title": name,
         "member": member,
+        "no_part": f"{name} is revoked; `aggregator enroll {name}` takes it in again" * (member.state == "revoked"),
+        "no_way_back": fleet.refusals.get("rollback") or ("" if member.may_return else why),
         "told": told,
         "tiles": _client_tiles(member, told),
         "charts": _client_charts(name, told),

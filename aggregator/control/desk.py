@@ -131,7 +131,7 @@ class ControlDesk:
 
     def look(self, now: float) -> FleetView:
         """Where the run stands, and every client."""
-        return look(self._parts, self._rounds, now)
+        return look(self._parts, self._rounds, now, self._planner.refusals())
 
     def facts(self, now: float) -> Facts:
         """What decides why the round waits."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.control.waits import Facts, wait_of
 from replayfleet.aggregator.parts import Parts
@@ -10,10 +13,16 @@ from replayfleet.aggregator.rounds.machine import Course, Phase, Rounds
 from replayfleet.devices.profiles import FP32
 
 
-def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
-    """Where the run stands, and every client."""
+def look(parts: Parts, rounds: Rounds, now: float, refusals: Mapping[str, str]) -> FleetView:
+    """Where the run stands, every client, and which verbs can't be done."""
+    standings, returnable = parts.store.roll.refresh().values(), parts.store.versions.returnable()
     members = tuple(
-        _view(parts, rounds, standing, now) for standing in parts.store.roll.refresh().values() if standing.is_client
+        replace(
+            _view(parts, rounds, standing, now),
+            may_return=standing.client in returnable and not parts.store.leaves_out(standing.client),
+        )
+        for standing in standings
+        if standing.is_client
     )
     return FleetView(
         fleet=parts.spec.fleet,
@@ -28,6 +37,7 @@ def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
         remaining_s=rounds.remaining_s(now),
         members=members,
         rests=rounds.rests,
+        refusals=refusals,
     )
 
 

@@ -17,6 +17,7 @@ from replayfleet.aggregator.control.verbs import (
     RollBack,
     Verb,
     VerbRefused,
+    name_of,
 )
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
@@ -28,6 +29,9 @@ from replayfleet.federation.wire.protocol.messages import spoken
 
 MAX_EXTENSION_S = 366 * 86400.0
 """Of one round, all extensions together."""
+_EACH = (
+    Exclude(""), Readmit(""), RollBack(EVERYBODY), Pause(), Drain(), Resume(), OpenRound(), CloseRound(), ExtendRound()
+)  # fmt: skip
 _SOMEBODYS = Exclusion(0.0, "", "")
 
 
@@ -49,9 +53,8 @@ class Planner:
         Raises:
             VerbRefused: It can't be done now.
         """
-        leadership, standings = self._parts.leadership, self._parts.store.roll.refresh()
-        if not leadership.leads:
-            raise VerbRefused(f"this aggregator doesn't lead the fleet ({leadership.notice}); ask the one that does")
+        standings = self._parts.store.roll.refresh()
+        self._leads()
         match verb:
             case Exclude(client):
                 return self._exclusion(known(client, standings))
@@ -67,6 +70,23 @@ class Planner:
                 return self._extension(by_s)
             case OpenRound():
                 return self._opening()
+
+    def refusals(self) -> dict[str, str]:
+        """Return why verbs can't be done now, by name, whatever client they name."""
+        return {name_of(verb): why for verb in _EACH if (why := self._refusal(verb))}
+
+    def _refusal(self, verb: Verb) -> str:
+        try:
+            match verb:
+                case Exclude() | Readmit():
+                    self._leads()
+                case RollBack():
+                    self._may_roll_back()
+                case _:
+                    self.plan(verb)
+        except VerbRefused as error:
+            return str(error)
+        return ""
 
     def targets(self, verb: RollBack) -> dict[str, Kept]:
         """Return to which content each client goes back; those that have none stay as they are.
@@ -147,10 +167,7 @@ class Planner:
         )
 
     def _rollback(self, verb: RollBack) -> Plan:
-        rounds = self._rounds
-        self._still_runs()
-        if rounds.phase is Phase.AGGREGATING:
-            raise VerbRefused(f"round {rounds.index} is being aggregated, and brings new models; try again after that")
+        self._may_roll_back()
         targets, versions = self.targets(verb), self._parts.store.versions
         words, undo = [], ""
         for client, target in targets.items():
@@ -206,6 +223,18 @@ class Planner:
         if rounds.course is Course.PAUSED:
             raise VerbRefused("the fleet is paused; `aggregator resume` comes first")
         return Plan(f"round {rounds.index} begins now: members train, and its deadline counts")
+
+    def _leads(self) -> None:
+        if not self._parts.leadership.leads:
+            notice = self._parts.leadership.notice
+            raise VerbRefused(f"this aggregator doesn't lead the fleet ({notice}); ask the one that does")
+
+    def _may_roll_back(self) -> None:
+        rounds = self._rounds
+        self._leads()
+        self._still_runs()
+        if rounds.phase is Phase.AGGREGATING:
+            raise VerbRefused(f"round {rounds.index} is being aggregated, and brings new models; try again after that")
 
     def _is_open(self) -> None:
         self._still_runs()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from replayfleet.aggregator.records.roll import Exclusion
 from replayfleet.devices.profiles import FP32
@@ -35,6 +36,7 @@ class MemberView:
         precision: what the model of its newest download computes in.
         notice: what that download tells it, of its last upload or of its model.
         labels_waiting: labelled samples that it has for the next round; -1 if unknown.
+        may_return: whether it could be rolled back: it gets models, and earlier ones are kept.
         picture_age_s: since the newest picture of that of its cameras that gave none for longest; -1 if unknown.
     """
 
@@ -60,6 +62,7 @@ class MemberView:
     notice: str = ""
     labels_waiting: int = -1
     picture_age_s: float = -1.0
+    may_return: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class FleetView:
         waits: why the round isn't over, and what is wrong with the aggregator; the most important first.
         healthy: whether the aggregator does its work.
         rests: whether the open round hasn't begun.
+        refusals: why verbs can't be done now, by name, whatever client they name.
     """
 
     fleet: str
@@ -97,3 +101,4 @@ class FleetView:
     waits: tuple[Wait, ...] = ()
     healthy: bool = True
     rests: bool = False
+    refusals: Mapping[str, str] = field(default_factory=dict)

@@ -46,6 +46,8 @@ def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaite
     wait = outside(standing)
     if wait is not None or presence is None or not live:
         return wait or (_absent(standing, presence) if awaited else None)
+    if presence.reason in {Why.EXCLUDED.value, Why.REVOKED.value}:  # its last word, from before it was taken in again
+        return Wait(Why.MODELS, "it is admitted again, and hasn't been heard since")
     return own_word(presence) or (_inside(standing, presence, version) if awaited else None)
 
 

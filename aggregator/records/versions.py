@@ -42,6 +42,7 @@ class Versions:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._returnable: set[str] | None = None
 
     def of(self, client_id: str) -> tuple[Kept, ...]:
         """What is kept of one client, by the version by which it first came; the newest content last."""
@@ -52,10 +53,21 @@ class Versions:
         """The content that the client was given last."""
         return max(self.of(client_id), key=lambda kept: kept.manifest.version, default=None)
 
+    def returnable(self) -> set[str]:
+        """Clients of whom a content is kept that came before the present one."""
+        if self._returnable is None:  # asked every second, and manifests are long
+            question = (
+                "SELECT DISTINCT client FROM versions AS earlier WHERE origin < (SELECT origin FROM versions AS one "
+                "WHERE one.client = earlier.client ORDER BY one.version DESC LIMIT 1)"
+            )
+            self._returnable = {client for (client,) in self._db.execute(question)}
+        return self._returnable
+
     def add(self, manifest: Manifest) -> None:
         """Keep a download with its version, and forget those before the newest few."""
         client, same = manifest.client_id, (kept for kept in self.of(manifest.client_id) if _same(kept, manifest))
         origin = next((kept.origin for kept in same), manifest.version)
+        self._returnable = None
         with transaction(self._db):
             self._db.execute(
                 "INSERT OR REPLACE INTO versions (client, origin, version, manifest) VALUES (?, ?, ?, ?)",
@@ -69,6 +81,7 @@ class Versions:
 
     def forget(self, client_id: str, version: int | None = None) -> None:
         """Keep nothing of a client, or not what it was given as ``version``: its blobs are damaged."""
+        self._returnable = None
         self._db.execute(
             "DELETE FROM versions WHERE client = ? AND version = coalesce(?, version)", (client_id, version)
         )

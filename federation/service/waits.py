@@ -174,7 +174,8 @@ def common_waits(facts: MemberFacts) -> Iterator[Wait]:
     if facts.disk:
         yield Wait(Why.DISK, facts.disk)
     if facts.paused:
-        yield Wait(Why.PAUSED, "an operator paused the fleet; `aggregator resume` lets rounds go on")
+        text = "an operator paused the fleet: nobody begins to train, and no round closes"
+        yield Wait(Why.PAUSED, f"{text}; `aggregator resume` lets rounds go on")
     elif facts.rests_s:
         text = f"the next round isn't due yet: it begins {facts.begins}"
         yield Wait(Why.NOT_DUE, text)

@@ -119,6 +119,48 @@ def test_what_would_do_something_else_than_it_said_is_asked_again(fleet: TinyFle
     assert "is excluded already" in anna.confirm(asked, because="x").text
 
 
+def test_a_pause_is_told_once_and_ends_with_a_button(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    asked = anna.get("/ask?verb=pause")
+    assert 'nobody begins to train from now on until <a href="/round">Resume</a>' in asked.text
+    anna.confirm(asked)
+    said = 'An operator paused the fleet: nobody begins to train, and no round closes; <a href="/round">Resume</a> lets'
+    for page in ("/", "/round", "/journal"):
+        text = anna.get(page).text
+        assert text.count("paused the fleet") == 1
+        assert said in text
+        assert "`" not in text
+    viewer = Browser(fleet.tmp_path, "viewer")
+    assert "<code>aggregator resume</code> lets rounds go on" in viewer.get("/round").text
+
+
+def test_what_would_be_refused_is_not_offered(tmp_path: Path) -> None:
+    with waiting_fleet(tmp_path, min_clients=3):
+        anna = Browser(tmp_path, "operator")
+        text = anna.get("/round").text
+        assert re.findall(r'href="/ask\?verb=([^"]+)"', text) == ["round%20extend", "pause", "drain"]
+        assert "Close the round now<small>round 0 has 2 uploads, and closes with 3 at least" in text
+        assert "Roll all back<small>nothing earlier is kept of anybody" in text
+        assert "Roll back its model<small>nothing earlier of it is kept" in anna.get("/clients/cam-1").text
+        anna.confirm(anna.get("/ask?verb=exclude&client=cam-1"))
+        text = anna.get("/clients/cam-1").text
+        assert re.findall(r'href="/ask\?verb=(\w+)[^"]*">B', text) == ["readmit"]
+        assert "it is excluded, and gets no models" in text
+
+
+def test_a_problem_leads_to_where_something_can_be_done(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    for verb, leads_to in (
+        ("readmit&client=cam-1", 'href="/clients/cam-1">To cam-1<'),
+        ("resume", 'href="/round">To the round<'),
+        ("exclude&client=a%20b", 'href="/">To the fleet<'),
+    ):
+        assert leads_to in anna.get(f"/ask?verb={verb}").text
+    form = {"verb": "readmit", "client": "cam-1", "secret": anna.secret(anna.get("/"))}
+    assert 'href="/clients/cam-1">To cam-1<' in anna.send("/do", **form).text
+    assert 'href="/login">Log in<' in Browser(fleet.tmp_path, "viewer").get("/ask?verb=pause").text
+
+
 def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: Path) -> None:
     with waiting_fleet(tmp_path, opening=Opening()):
         anna = Browser(tmp_path, "operator")
