@@ -18,6 +18,7 @@ from replayfleet.federation.errors import ArtefactRejected, SettingsError
 from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Parameters, Sampler
 from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
+from replayfleet.federation.service.fleet.growth import check_seen
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.spec import with_later_settings
 from replayfleet.federation.service.logs import EventLogger
@@ -87,6 +88,11 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     before, spec = store.spec(), fleet.spec
     given = None if fleet.initial is None else encode_parameters(fleet.initial)
     if before is None:
+        try:
+            check_seen(spec.task.get("class_names", ()))
+        except SettingsError:
+            store.close()
+            raise
         initial = None if given is None else BlobEntry("initial", blobs.put(given), len(given))
         store.found(spec, time.time(), initial)
         return True

@@ -23,7 +23,7 @@ from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
 from replayfleet.federation.service.data_dir import claim_data_dir, fleet_of
-from replayfleet.federation.service.fleet.growth import grown_spec
+from replayfleet.federation.service.fleet.growth import check_seen, grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.words import count_of
@@ -140,6 +140,7 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
             + ", ".join(sorted(GROWING))
         )
     known = task_of(spec).class_names
+    check_seen(names)
     for index, name in enumerate(names):
         try:
             name.encode()

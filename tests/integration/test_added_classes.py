@@ -210,7 +210,13 @@ def test_what_extends_an_agreement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "said"),
-    [(["dark"], "learns 'dark' already"), (["up", "up"], "'up' already"), (["a\nb"], "class"), ([""], "class")],
+    [
+        (["dark"], "learns 'dark' already"),
+        (["up", "up"], "'up' already"),
+        (["a\nb"], "class"),
+        ([""], "class"),
+        (["dark\u200b"], "nobody sees"),
+    ],
 )
 def test_names_that_are_no_new_classes(names: list[str], said: str, tmp_path: Path) -> None:
     World(tmp_path).close()

@@ -6,6 +6,7 @@ Imports no torch: devices look here too.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,19 @@ from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec, TaskSpec
 
 _CLASSES = "class_names"
+_UNSEEN = re.compile(r"[\u200b\u2060\ufeff]|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])")
+"""Characters without width: names that differ in them look alike. A joiner in a word of Persian, say, is seen."""
+
+
+def check_seen(names: Sequence[str]) -> None:
+    """Refuse names that a fleet is to begin to learn; one that has such names already goes on with them.
+
+    Raises:
+        SettingsError: A name holds a character that nobody sees.
+    """
+    for name in names:
+        if _UNSEEN.search(name):
+            raise SettingsError(f"a class is named {name!a:.80}, expected no characters that nobody sees")
 
 
 def grown_task(task: AnyTaskSpec, names: Sequence[str]) -> AnyTaskSpec:

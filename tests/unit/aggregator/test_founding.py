@@ -87,6 +87,21 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
     world.close()
 
 
+def test_a_fleet_begins_with_names_that_are_seen_and_one_of_before_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    task = {**world.spec.task, "class_names": ["dark", "dark\u200b"]}
+    world.fleet = dataclasses.replace(world.fleet, spec=msgspec.structs.replace(world.spec, task=task))
+    store, blobs = opened(tmp_path)
+    with pytest.raises(SettingsError, match="characters that nobody sees"):
+        take_up(store, blobs, world.fleet)
+    store, blobs = opened(tmp_path)
+    assert store.spec() is None
+    store.found(world.fleet.spec, 0.0)  # as a version did that looked at no names
+    assert not take_up(store, blobs, world.fleet)
+    store.close()
+    world.close()
+
+
 def test_a_method_whose_rounds_alternate_takes_no_late_uploads() -> None:
     parts: Any = dict.fromkeys(("spec", "sampler", "exporter"))
     one, two = (METHODS["fedgp"](task=TOY, two_messages=two) for two in (False, True))
