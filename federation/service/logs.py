@@ -23,7 +23,7 @@ _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
 _TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
 _STORY = (5.0, 100.0)  # lines a second and at once, of one event about one client
 _TROUBLE = (0.2, 5.0)
-_VALUES = re.compile(r" \w+=%")
+_VALUES, _PLACE = re.compile(r" \w+=%"), re.compile(r"%[-.\d]*[a-z]")
 _NEEDS_QUOTES = re.compile(r"[\s\"=]|^$")
 
 
@@ -61,6 +61,8 @@ class EventLogger:
     def _log(
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool | BaseException = False
     ) -> None:
+        if not self._logger.hasHandlers():  # where nobody set logging up, Python prints the event alone
+            event, fields = redact(visible(" ".join((event, *_words(fields))))), {}
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=exc_info, extra={"fields": fields})
 
@@ -74,7 +76,7 @@ class TextFormatter(logging.Formatter):
         fields = _fields(record)
         if isinstance(version := fields.get("version"), int) and version >= 0:
             fields = {**fields, "version": spoken(version)}
-        words += [f"{key}={_plain(value)}" for key, value in fields.items()]
+        words += _words(fields)
         lines = [" ".join(words)]
         if record.exc_info:
             lines += [f"  {line}" for line in self.formatException(record.exc_info).split("\n")]
@@ -144,7 +146,8 @@ def _kind(record: logging.LogRecord) -> tuple[str, str]:
 def _more(record: logging.LogRecord, level: int, key: Any, count: int) -> logging.LogRecord:
     event, client = key
     told = logging.LogRecord(record.name, level, "", 0, "more of these", None, None)
-    told.fields = {"of": _VALUES.split(event)[0], **({"client": client} if client else {}), "count": count}
+    of = _PLACE.sub("...", _VALUES.split(event)[0])
+    told.fields = {"of": of, **({"client": client} if client else {}), "count": count}
     return told
 
 
@@ -156,6 +159,10 @@ def _timestamp(record: logging.LogRecord) -> str:
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = getattr(record, "fields", None)
     return fields if isinstance(fields, dict) else {}
+
+
+def _words(fields: dict[str, object]) -> list[str]:
+    return [f"{key}={_plain(value)}" for key, value in fields.items()]
 
 
 def _plain(value: object) -> str:

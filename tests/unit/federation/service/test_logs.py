@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -129,10 +130,12 @@ def test_records_of_others_are_counted_by_their_text_without_its_values():
     flood = Flood()
     for number in range(1000):
         logging.getLogger("paho").warning("message dropped topic=%s bytes=%d", number, 9)
-    assert len(flood.lines) <= 10
+        logging.getLogger("store").warning("bundle not %s transfer=%s", "put", number)
+    assert len(flood.lines) <= 20
     flood.now += 60
     flood.log.info("round opened")
     assert any('more of these of="message dropped" count=' in line for line in flood.lines)
+    assert any('more of these of="bundle not ..." count=' in line for line in flood.lines)
 
 
 def test_the_story_of_quick_rounds_is_told_whole():
@@ -141,3 +144,12 @@ def test_the_story_of_quick_rounds_is_told_whole():
         flood.now += 0.25
         flood.log.info("round committed", round=number)
     assert len(flood.lines) == 300
+
+
+def test_where_nobody_set_logging_up_the_whole_line_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr("logging.lastResort", logging.StreamHandler(sys.stderr))
+    EventLogger("nobody").warning("images left out", num=1, reason="damaged: 9 bytes")
+    assert capsys.readouterr().err == 'images left out num=1 reason="damaged: 9 bytes"\n'
