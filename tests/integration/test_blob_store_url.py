@@ -283,6 +283,47 @@ def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
     server.server_close()
 
 
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Sends whoever asks somewhere else."""
+
+    def do_GET(self) -> None:
+        is_login = self.path.endswith("login")
+        self.send_response(307 if is_login else 301)
+        self.send_header(*(("Location", "http://x.invalid/") if is_login else ("x-amz-bucket-region", "eu-west-1")))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("transfer", "said"),
+    [
+        ("region", "answers 301, and sends on to region eu-west-1; look at AWS_DEFAULT_REGION"),
+        ("login", "sends on to x.invalid, which can't be reached; look at"),
+    ],
+)
+def test_a_store_that_sends_elsewhere_is_told_by_where_it_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, transfer: str, said: str
+) -> None:
+    pytest.importorskip("s3fs")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    store = ClaimStore("s3://models/edge", FLEET)
+    with pytest.raises(Exception):  # noqa: B017, PT011 -- whatever s3fs makes of it
+        store.fetch(transfer, tmp_path / "fetched", 10).result(timeout=60)
+    assert f"http://127.0.0.1:{server.server_port} {said}" in caplog.text
+    store.close()
+    server.shutdown()
+    server.server_close()
+
+
 def failing() -> Iterator[bytes]:
     yield b"half"
     raise FileExistsError

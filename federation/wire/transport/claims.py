@@ -263,6 +263,9 @@ class ClaimStore:
                 return
             # Whoever offers a bundle that it never put there keeps the store from nobody.
             absent = what == "fetched" and isinstance(error, FileNotFoundError)
+            address: Any = self._url
+            with contextlib.suppress(AttributeError, TypeError):  # of s3fs alone, once it is connected
+                address = cast("Any", self._opened)[0]._s3.meta.endpoint_url
             with self._lock:
                 now = time.monotonic()
                 fresh, self._told_until = now >= self._told_until, now + REST_S
@@ -270,8 +273,7 @@ class ClaimStore:
                     rest_s = min(10 * took_s, MAX_REST_S) if late else REST_S
                     self._rests_until, self._opened = max(self._rests_until, now + rest_s), None
             if fresh:
-                said = " ".join(str(error or "").split())[:300]
-                text = said or f"took {took_s:.0f} s, expected {patience_s:g} at most"
+                text = _against(error, address) or f"took {took_s:.0f} s, expected {patience_s:g} at most"
                 log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
             if error is not None:
                 raise error
@@ -303,3 +305,20 @@ class ClaimStore:
     def _serve(self) -> None:
         while (run := self._work.get()) is not None:
             run()
+
+
+def _against(error: Exception | None, address: object) -> str:
+    """Return what a store has against a bundle; of one that sends on, where to, for S3's own words don't say."""
+    answer, facts = getattr(getattr(error, "__cause__", None), "response", None), getattr(error, "kwargs", {})
+    said = ""
+    if isinstance(answer, dict):
+        about = answer.get("ResponseMetadata", {})
+        status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
+        region = headers.get("x-amz-bucket-region")
+        where = f"region {region}" if region else headers.get("location") or answer.get("Error", {}).get("Endpoint")
+        said = f"answers {status}, and sends on to {where or 'nowhere'}" * (300 <= status < 400)
+    elif (other := getattr(facts.get("error"), "host", None)) and other not in str(facts.get("endpoint_url")):
+        said = f"sends on to {other}, which can't be reached"  # redirects are followed, to a login page's host, say
+    if said:
+        return f"{address} {said}; look at AWS_DEFAULT_REGION and AWS_ENDPOINT_URL"
+    return " ".join(str(error or "").split())[:300]
