@@ -69,7 +69,7 @@ def serve(settings: AggregatorSettings) -> bool:
             stack.callback(traces.close)
             listeners.append(traces.told)
         elsewhere = stack.enter_context(engine(settings.engine, settings.threads))
-        if (claims := settings.claims()) is not None:
+        if (claims := settings.claims(settings.data_dir)) is not None:
             stack.callback(claims.close)
 
         def opened(fleet: Fleet) -> AggregatorService:

@@ -68,7 +68,7 @@ def start(settings: ClientSettings) -> bool:
         data_dir = stack.enter_context(
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
         )
-        claims = settings.claims()
+        claims = settings.claims(settings.data_dir)
         if claims is not None:
             stack.callback(claims.close)
         service = ClientService(

@@ -81,13 +81,13 @@ class ConnectionSettings:
         ),
     ] = None
 
-    def claims(self) -> ClaimStore | None:
-        """Return the store, if there is one.
+    def claims(self, data_dir: Path) -> ClaimStore | None:
+        """Return the store, if there is one; ``data_dir`` keeps on which mount it was.
 
         Raises:
             SettingsError: It can't be opened.
         """
-        return None if self.blob_store is None else ClaimStore(self.blob_store, self.fleet)
+        return None if self.blob_store is None else ClaimStore(self.blob_store, self.fleet, data_dir / "blob-store")
 
     def connector(self, member: str = "") -> Connector:
         """Return what makes sessions for a broker's URL; certificates and credentials are read here.

@@ -95,6 +95,30 @@ def test_a_shared_folder_that_went_is_not_made_anew_and_serves_again_when_it_is_
     assert [one.name for one in (place / FLEET).iterdir()] == ["b"]
 
 
+def test_a_process_that_begins_while_the_mount_is_away_makes_no_folder_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, note, mounted = tmp_path / "share" / "store", tmp_path / "note", {"/", str(tmp_path / "share")}
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) in mounted)
+
+    def put(url: str) -> None:
+        store = ClaimStore(url, FLEET, note)
+        try:
+            store.put("a", [b"one"]).result(timeout=10)
+        finally:
+            store.close()
+
+    for _ in range(2):
+        put(f"file://{place}")
+    mounted.remove(str(tmp_path / "share"))
+    shutil.rmtree(place)
+    with pytest.raises(OSError, match=r"nothing is mounted at .*share, where .*store was; mount it, or remove .*note"):
+        put(f"file://{place}")
+    assert not place.exists()
+    put(f"file://{tmp_path}/other")  # is another store
+    put(f"file://{tmp_path}/other")
+
+
 def test_who_has_no_store_gets_blocks(tmp_path: Path, folder: Callable[[], ClaimStore]) -> None:
     over_the_broker, _ = Pair(tmp_path, folder(), None).download(1)
     assert over_the_broker > BLOB_BYTES

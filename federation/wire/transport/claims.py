@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 
 MIN_BYTES = 64 << 10
@@ -75,14 +76,15 @@ class ClaimStore:
         url: of a folder: ``s3://BUCKET/FOLDER``, ``file:///DIR``, ... Keys and endpoint come from where the protocol's
             own programs take them, such as ``AWS_ACCESS_KEY_ID`` and ``AWS_ENDPOINT_URL``.
         fleet: its name, a folder there.
+        note: file that keeps on which mount a shared folder was, over restarts; None: nothing is kept.
 
     Raises:
         SettingsError: fsspec doesn't know the protocol, or lacks a package for it.
     """
 
-    def __init__(self, url: str, fleet: str) -> None:
+    def __init__(self, url: str, fleet: str, note: Path | None = None) -> None:
         check_store(url)
-        self._url, self._fleet = url, fleet
+        self._url, self._fleet, self._note = url, fleet, note
         self._scheme = urlsplit(url).scheme
         try:
             importlib.import_module("fsspec").get_filesystem_class(self._scheme)
@@ -196,8 +198,15 @@ class ClaimStore:
         before, root = self._device, folder.parent  # in this order: another thread may make it meanwhile
         if before is not None and (not root.is_dir() or root.stat().st_dev != before):
             raise OSError(f"{root} was there and is gone; mount it, or make it, again")
+        if before is None and self._note is not None and self._note.is_file():
+            known, _, mount = os.fsdecode(self._note.read_bytes()).partition("\n")
+            if known == str(root) and not os.path.ismount(mount):  # this process began while it was away
+                raise OSError(f"nothing is mounted at {mount}, where {root} was; mount it, or remove {self._note}")
         folder.mkdir(parents=True, exist_ok=True)
         self._device = root.stat().st_dev
+        if before is None and self._note is not None:
+            mount = next(str(each) for each in (root, *root.parents) if os.path.ismount(each))
+            write_atomic(self._note, os.fsencode(f"{root}\n{mount}"))
 
     def _found(self, transfer_id: str) -> IO[bytes]:
         """Open a bundle to be read; in a folder a file alone, for a pipe would hold this thread for ever."""
