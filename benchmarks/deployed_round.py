@@ -2,9 +2,9 @@
 
 A real mosquitto, ``aggregator serve`` and ``edge-client start`` processes with all guarantees, as an operator starts
 them; the method's local round returns what it got, moved a little (``idle_method.py``). The model is our ResNet20 for
-28 pixels (2.8 MB). Every client serves its model in a process of its own and measures its accuracy on two pictures more
-in each round, which is an experiment's: a device with a camera has no test set. The first rounds are left out: they
-import torch and export graphs. CPU seconds are those of the broker, the aggregator, the clients and their children;
+28 pixels (2.8 MB). Every client serves its model in a process of its own and learns from a folder of pictures, two in
+each round; as a device with a camera it has no test set. The first rounds are left out: they import torch and export
+graphs. CPU seconds are those of the broker, the aggregator, the clients and their children;
 they hold on busy machines too.
 
     python -m benchmarks.deployed_round [--clients 2 10] [--rival-python PATH] [--out FILE]
@@ -32,12 +32,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import psutil
 
 from benchmarks.harness import run
 from replayfleet.aggregator.operator.journal import JOURNAL
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.scripts.launch.plan import aggregator_command, client_command, stream_source
+from replayfleet.scripts.launch.plan import aggregator_command, client_command
 from replayfleet.scripts.launch.record import JournalTail
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +96,7 @@ def _fleet(clients: int, rounds: int) -> dict[str, Any]:
         )
         commands = {"aggregator": server}
         for index in range(clients):
-            source = stream_source("tiny", index, clients=clients, rounds=total + 1, seed=0, rate=0.1, test=1)
+            source = _pictures(folder / f"pictures-{index}", rounds=total + 1)
             commands[f"cam-{index}"] = client_command(folder / f"cam-{index}", FLEET, source)
         processes = {
             name: stack.enter_context(_started([*command, "--broker", broker.url], folder / f"{name}.log", environment))
@@ -102,6 +104,16 @@ def _fleet(clients: int, rounds: int) -> dict[str, Any]:
         }
         pids = {"broker": broker.pid, **{name: process.pid for name, process in processes.items()}}
         return _watched(folder / "aggregator" / JOURNAL, pids, rounds)
+
+
+def _pictures(folder: Path, rounds: int) -> str:
+    """Lay out two pictures for each round; returns the source that reads them."""
+    for name in ("bag", "coat"):
+        (folder / name).mkdir(parents=True)
+        for index in range(rounds):
+            image = np.full((28, 28), index % 256, np.uint8)
+            cv2.imwrite(str(folder / name / f"{index}.png"), image)
+    return f"folder://{folder}?per_round=2&rate=0.1"
 
 
 def _watched(journal: Path, pids: dict[str, int], rounds: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
-from replayfleet.edge_client.state_store import SentAway, TrainingCommit
+from replayfleet.edge_client.state_store import HeldDownload, SentAway, TrainingCommit
 from replayfleet.edge_client.sync.choices import ChoiceDesk
 from replayfleet.edge_client.sync.download import serves_best
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
@@ -56,7 +56,8 @@ class Client:
         self._trained = NOWHERE
         self._reading_round: int | None = None
         self._round_file: RoundFile | None = None
-        self._abandoned = NOWHERE
+        self._trained_from: HeldDownload | None = None
+        self._failed_on: HeldDownload | None = None
         self._data_again_at: float | None = None
         self.source: Source | None = None
         self.step = Step.WAIT_AGGREGATOR
@@ -311,18 +312,18 @@ class Client:
         self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
         remembered = self._parts.records.remembered(agreed.spec)
         self.privacy = "" if remembered is None else remembered.privacy
-        self._abandoned = NOWHERE
+        self._failed_on = None
         if source is not None and (more_classes or source is not self.source):
             self.source = source
             self._downloads.measure_on(source.samples, agreed.task)
 
     def _situation(self) -> Situation:
-        held, agreed = self._downloads.held, self._agreed
-        valid = held is not None and agreed is not None and held.spec == agreed.spec
+        agreed, base = self._agreed, self._downloads.base
         in_work, sent_away = self._parts.training.round, self._downloads.sent_away
         return Situation(
             announcement=self._following.word,
-            held=Place(held.manifest.epoch, held.manifest.round) if held is not None and valid else None,
+            held=_place_under(agreed, self._downloads.held),
+            coming=_place_under(agreed, self._downloads.coming),
             trained=self._trained,
             training_round=in_work if in_work is not None else self._reading_round,
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
@@ -330,7 +331,7 @@ class Client:
             trains=self._parts.compute.trains,
             has_disk=not self._parts.disk.problem,
             has_data=self._data_again_at is None,
-            abandoned=self._abandoned,
+            abandoned=(_place_under(agreed, base) if base is self._failed_on else None) or NOWHERE,
             sent_away=NOWHERE if sent_away is None else Place(epoch_of(sent_away.version), sent_away.round),
         )
 
@@ -344,9 +345,10 @@ class Client:
                 self._read_round(self.round)
             else:
                 break
+        self._downloads.install()
         self._choices.advance(self._agreed, now)
         held, word = self._downloads.held, self._following.word
-        if self.step is Step.OFFER and word is not None:
+        if self.step is Step.OFFER and word is not None and self._downloads.coming is None:  # first what became of that
             self._uploads.offer(word.instance, None if held is None else held.manifest, now)
 
     def _read_round(self, round_index: int) -> None:
@@ -370,16 +372,17 @@ class Client:
         parts.jobs.submit(lambda: source.samples.round_samples(round_index), read, failed)
 
     def _train(self, samples: Samples, now: float) -> None:
-        held, agreed, parts = self._downloads.held, self._agreed, self._parts
-        if held is None or agreed is None or (held.manifest.round, held.spec) != (self.round, agreed.spec):
+        base, agreed, parts = self._downloads.base, self._agreed, self._parts
+        if base is None or agreed is None or (base.manifest.round, base.spec) != (self.round, agreed.spec):
             return
         bounded, num_dropped = newest(samples)
+        self._trained_from = base
         self._forget_samples()
         if serves_best(agreed.spec):
             bounded = self._choices.hold_out(bounded, agreed.spec.run_seed, self.round)
         self._round_file = RoundFile(bounded)
-        commit, version = parts.records.training(), held.manifest.version + 1
-        if commit is not None and epoch_of(commit.version) <= held.manifest.epoch:
+        commit, version = parts.records.training(), base.manifest.version + 1
+        if commit is not None and epoch_of(commit.version) <= base.manifest.epoch:
             version = max(version, commit.version + 1)  # an upload is of the epoch that it was trained in
         log.info("training", round=self.round, samples=len(bounded), dropped=num_dropped)
         parts.training.begin(
@@ -387,15 +390,15 @@ class Client:
                 data_dir=str(parts.data_dir),
                 client_id=parts.client_id,
                 spec=agreed.spec,
-                manifest=held.manifest,
+                manifest=base.manifest,
                 version=version,
                 sampler=parts.compute.sampler,
                 num_threads=parts.compute.training_threads,
                 round_data=self._round_file.path,
                 allowance=parts.compute.allowance,
                 torch_device=parts.compute.training_device,
-                choice=held.choice,
-                verified=parts.blobs.verified(entry.digest for entry in held.manifest.blobs),
+                choice=base.choice,
+                verified=parts.blobs.verified(entry.digest for entry in base.manifest.blobs),
             ),
             now,
             self._training_deadline(now),
@@ -419,8 +422,7 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
-            held = self._downloads.held
-            self._abandoned = Place(0 if held is None else held.manifest.epoch, ended.round)
+            self._failed_on = self._trained_from  # if it turns out that it can't be served, it comes again, as another
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
@@ -438,6 +440,12 @@ class Client:
         file, self._round_file = self._round_file, None
         if file is not None:
             file.close()
+
+
+def _place_under(agreed: Agreement | None, download: HeldDownload | None) -> Place | None:
+    """Return the place of a download of this agreement."""
+    ours = download is not None and agreed is not None and download.spec == agreed.spec
+    return Place(download.manifest.epoch, download.manifest.round) if download is not None and ours else None
 
 
 def _place_of(commit: TrainingCommit) -> Place:

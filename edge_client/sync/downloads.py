@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from replayfleet.edge_client.flow import SampleSource
 from replayfleet.edge_client.learning.quality import quality
 from replayfleet.edge_client.serving.slot import RollBack, ServedModel
-from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, spec_digest, with_choice
+from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, spec_digest
 from replayfleet.edge_client.sync.download import candidate, is_same, serves_best
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.federation.errors import ArtefactRejected, Reason
@@ -70,6 +70,7 @@ class DownloadDesk:
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None
         self._installing: Manifest | None = None
+        self._arrived: tuple[Arrived, Agreement] | None = None
         self._undecided: tuple[Arrived, Agreement] | None = None
         self._untold: tuple[str, Manifest, str] | None = None
         self._shared: Manifest | None = None
@@ -80,6 +81,8 @@ class DownloadDesk:
         self._task: AnyTaskSpec | None = None
         self.problem = ""
         """Why the newest download isn't served; empty if it is, or none came."""
+        self.coming: HeldDownload | None = None
+        """What arrived, is verified and is about to be served; None if there is none, or a choice has to be made."""
         self.source: SampleSource | None = None
         """What the served model is measured on; set once the fleet's task is known."""
         self.measures: dict[str, float] = {}
@@ -88,6 +91,11 @@ class DownloadDesk:
     @property
     def held(self) -> HeldDownload | None:
         return self._held
+
+    @property
+    def base(self) -> HeldDownload | None:
+        """What a round is trained from: what is about to be served, or else what is."""
+        return self.coming or self._held
 
     @property
     def reported_version(self) -> int:
@@ -174,7 +182,7 @@ class DownloadDesk:
         return parts.courier.accept(event.peer, offer, now)
 
     def arrived(self, event: Arrived, agreed: Agreement) -> None:
-        """Install what arrived; the verdict comes when it serves, or doesn't."""
+        """Take what arrived, to be installed; the verdict comes when it serves, or doesn't."""
         parts, manifest = self._parts, event.manifest
         if event.peer == EVERYBODY:
             self._shared = manifest
@@ -185,11 +193,18 @@ class DownloadDesk:
         if self._installing is not None and is_same(manifest, self._installing):
             return
         self._overtake()
+        self.install()
         self._installing = manifest
         if serves_best(agreed.spec) and manifest.round >= 1 and parts.compute.trains:
             self._undecided = (event, agreed)  # until ``decide``
         else:
-            self._serve(event, agreed, None)
+            self.coming, self._arrived = HeldDownload(manifest, agreed.spec), (event, agreed)  # until ``install``
+
+    def install(self) -> None:
+        """Install what arrived, if something did: after training asked for the round's samples, to go on beside it."""
+        if self._arrived is not None and self.coming is not None:
+            (event, agreed), self._arrived = self._arrived, None
+            self._serve(event, agreed, self.coming)
 
     def to_choose(self) -> tuple[Manifest, BlobEntry | None] | None:
         """What arrived and waits for a choice, and what is served now, to be a candidate; None if nothing waits."""
@@ -210,7 +225,7 @@ class DownloadDesk:
         (event, agreed), self._undecided = self._undecided, None
         if choice is not None:
             log.info("model chosen", version=version, round=event.manifest.round, served=choice.text)
-        self._serve(event, agreed, choice)
+        self._serve(event, agreed, HeldDownload(event.manifest, agreed.spec, choice))
 
     def _overtake(self) -> None:
         """Let go of a download that waits for a choice: a newer one is there."""
@@ -223,32 +238,33 @@ class DownloadDesk:
             event.peer, event.manifest, event.transfer_id, accepted=False, reason=reason, detail="a newer one is there"
         )
 
-    def _serve(self, event: Arrived, agreed: Agreement, choice: Choice | None) -> None:
+    def _serve(self, event: Arrived, agreed: Agreement, download: HeldDownload) -> None:
         """Install a download, or what was chosen in its place; the verdict comes when that serves, or doesn't."""
         parts, manifest = self._parts, event.manifest
-        shown = with_choice(manifest, choice)
+        shown = download.served
+        measures, self.measures = self.measures, {}  # of the round before: this one's may end before its swap
 
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
             noticed = "" if self._held is None else self._held.manifest.notice
             self._finish(event.transfer_id, manifest)
-            self._hold(HeldDownload(manifest, agreed.spec, choice), on_probation=done.on_probation)
+            self._hold(download, on_probation=done.on_probation)
             self._tell(event.peer, manifest, event.transfer_id)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
             if manifest.notice not in {"", noticed}:
                 log.warning("the aggregator's notice", version=manifest.version, notice=manifest.notice)
-            self.measures |= _measures_of(choice)
-            self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
+            down = {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
-            self._measure(done.served)
+            self._measure(done.served, measures | _measures_of(download.choice) | down)
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
+            self.measures = measures | self.measures
             if shown is not manifest and isinstance(error, ArtefactRejected):
                 log.warning(
                     "chosen model can't be served", version=manifest.version, reason=error, next="as downloaded"
                 )
-                self._serve(event, agreed, None)
+                self._serve(event, agreed, HeldDownload(manifest, agreed.spec))
                 return
             self._finish(event.transfer_id, manifest)
             self._collect_due = True
@@ -341,7 +357,7 @@ class DownloadDesk:
     def _finish(self, transfer_id: str, manifest: Manifest) -> None:
         self._parts.receiving.pop(transfer_id, None)
         if self._installing is manifest:
-            self._installing = None
+            self._installing = self.coming = None
 
     def _hold(self, held: HeldDownload, *, on_probation: bool) -> None:
         self._held = held
@@ -373,11 +389,10 @@ class DownloadDesk:
         """After a start from disk the aggregator still waits for a report on what is served."""
         served = self._parts.slot.active
         if served is not None and self.source is not None and self._measured_version != served.version:
-            self._measure(served)
+            self._measure(served, {})
 
-    def _measure(self, served: ServedModel) -> None:
+    def _measure(self, served: ServedModel, measures: Mapping[str, float]) -> None:
         """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
-        measures, self.measures = self.measures, {}
         source, self._measured_version = self.source, served.version
         task = self._task
 
@@ -390,7 +405,7 @@ class DownloadDesk:
         def measured(result: tuple[dict[str, float], int], now: float) -> None:
             found, num_test = result
             streamed = {} if source is None else dict(source.measures())
-            metrics = measures | dict(self._parts.frame_measures()) | streamed | found | {"num_test": float(num_test)}
+            metrics = {**measures, **self._parts.frame_measures(), **streamed, **found, "num_test": float(num_test)}
             self._report = Report(self._parts.client_id, served.round, served.version, metrics)
             told = {name: round(value, 4) for name, value in (*found.items(), *streamed.items()) if "/" not in name}
             said: dict[str, object] = {**told} if told else {"accuracy": "unknown"}

@@ -2,7 +2,7 @@
 
 The rules are those of ``federation.wire.protocol.messages``:
 
-* round r is trained from the manifest of round r, while r is open;
+* round r is trained from the manifest of round r, while r is open, as soon as it is verified: its swap goes on beside;
 * an upload is offered until it counts, again whenever the aggregator restarts or turns out not to hold it;
 * an upload whose round is over, or was undone, is let go, unless the fleet takes late ones, and it isn't too late; the
   state it came from stays, for the client did learn;
@@ -70,6 +70,7 @@ class Situation:
     Attributes:
         announcement: the aggregator's latest word; None before the first.
         held: of the manifest that is verified, served and on disk; None if there is none.
+        coming: of the one that is verified and about to be served; None if there is none.
         trained: the latest round whose training is committed.
         training_round: the round that the training process works on; None if it is idle.
         pending: the upload whose round is not over.
@@ -83,6 +84,7 @@ class Situation:
 
     announcement: Announcement | None
     held: Place | None = None
+    coming: Place | None = None
     trained: Place = NOWHERE
     training_round: int | None = None
     pending: Pending | None = None
@@ -127,7 +129,7 @@ def _in_an_open_round(now: Situation, word: Announcement) -> Step:
     here = _open(now, word)
     if here in {now.trained, now.abandoned}:
         return Step.WAIT_ROUND
-    if now.held != here:
+    if here not in {now.held, now.coming}:
         return Step.WAIT_ROUND if now.sent_away == here else Step.WAIT_DOWNLOAD
     if here < now.trained:
         return Step.WAIT_DOWNLOAD

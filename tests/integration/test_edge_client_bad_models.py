@@ -22,8 +22,11 @@ from replayfleet.edge_client.serving.model import WorkerRules, Workers
 from replayfleet.edge_client.serving.slot import Candidate
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync import downloads
+from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk
+from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.messages import Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.interfaces import Arrived
 
 QUIET = os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
 ONE_SECOND = 1.0 if QUIET else 30.0
@@ -98,7 +101,9 @@ def fleet(fleet_of: Callable[..., Fleet]) -> Fleet:
 
 def truncate(folder: Path, manifest: Manifest) -> None:
     path = DiskBlobStore(folder / "cam-0/blobs").path(manifest.blobs[-1].digest)
-    path.write_bytes(path.read_bytes()[:-100])
+    short = path.with_suffix(".short")
+    short.write_bytes(path.read_bytes()[:-100])
+    short.replace(path)  # a process that mapped it keeps it whole
 
 
 @pytest.mark.parametrize(
@@ -140,18 +145,18 @@ def test_a_model_that_turns_bad_is_rolled_back_within_a_second_and_costs_no_fram
 def test_what_the_clients_disk_lost_of_a_model_is_sent_again_at_once(
     is_gone: bool, fleet_of: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost_once(manifest: Manifest, *args: Any) -> Candidate:
-        if manifest.version == 2 and not lost:
-            lost.append(DiskBlobStore(fleet.world.folder / "cam-0/blobs").path(manifest.blobs[-1].digest))
+    def lost_once(desk: DownloadDesk, event: Arrived, agreed: Agreement) -> None:
+        if event.manifest.version == 2 and not lost:
+            lost.append(DiskBlobStore(fleet.world.folder / "cam-0/blobs").path(event.manifest.blobs[-1].digest))
             if is_gone:
                 lost[0].unlink()
             else:
-                truncate(fleet.world.folder, manifest)
-        return make(manifest, *args)
+                truncate(fleet.world.folder, event.manifest)
+        arrived(desk, event, agreed)
 
     lost: list[Path] = []
-    make: Callable[..., Candidate] = downloads.candidate
-    monkeypatch.setattr(downloads, "candidate", lost_once)
+    arrived = DownloadDesk.arrived
+    monkeypatch.setattr(DownloadDesk, "arrived", lost_once)
     fleet = fleet_of(num_rounds=2, deadline_s=86400.0)
     fleet.serve_the_first()
     fleet.world.until(lambda: fleet.client.client.finished)
@@ -164,13 +169,20 @@ def test_what_the_clients_disk_lost_of_a_model_is_sent_again_at_once(
 def test_a_download_that_was_refused_comes_again_when_its_round_waits_for_it(
     fleet_of: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def truncated_once(manifest: Manifest, *args: Any) -> Candidate:
-        if manifest.version == 2:
-            truncate(fleet.world.folder, manifest)
+    def truncated(desk: DownloadDesk, event: Arrived, agreed: Agreement) -> None:
+        if event.manifest.version == 2:
+            truncate(fleet.world.folder, event.manifest)
+        arrived(desk, event, agreed)
+
+    def refused(manifest: Manifest, *args: Any) -> Candidate:
+        if manifest.version == 2:  # also when the next one has brought the same blob again
+            raise ArtefactRejected(Reason.WRONG_DIGEST, "too short")
         return make(manifest, *args)
 
+    arrived = DownloadDesk.arrived
     make: Callable[..., Candidate] = downloads.candidate
-    monkeypatch.setattr(downloads, "candidate", truncated_once)
+    monkeypatch.setattr(DownloadDesk, "arrived", truncated)
+    monkeypatch.setattr(downloads, "candidate", refused)
     fleet = fleet_of(num_rounds=2, deadline_s=5.0)
     fleet.serve_the_first()
     assert fleet.until_told("download refused")["version"] == 2

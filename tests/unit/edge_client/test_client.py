@@ -308,6 +308,59 @@ def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: 
     assert held.manifest.version == made.client.serving_version == 1
 
 
+def test_a_round_is_trained_beside_the_swap_of_the_model_it_begins_with(made: Harness) -> None:
+    made.courier.events = [announcement(0), offered(1)]
+    made.client.on_message("topic", b"", 0.0)
+    read, install = made.outcomes
+    made.outcomes.clear()
+    made.client.on_outcome(read, 0.0)
+    assert [job.manifest.version for job in made.trainer.jobs] == [1]
+    assert made.courier.verdicts == [], "its swap is not done"
+    made.trained(0, 2)
+    assert made.courier.sent == [], "the aggregator hears of the swap first"
+    made.client.on_outcome(install, 0.0)
+    assert (made.client.serving_version, made.courier.verdicts) == (1, [(1, True, "")])
+    assert [sent.version for sent in made.courier.sent] == [2]
+    assert made.hear(verdict(2)) is Step.WAIT_ROUND
+    assert "train_s" not in made.reports[-1].metrics, "that is the next report's"
+    assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+    assert made.reports[-1].metrics["train_s"] == 2.0
+
+
+def test_a_client_that_died_between_training_and_the_swap_goes_on_with_both(made: Harness, tmp_path: Path) -> None:
+    made.courier.events = [announcement(0), offered(1)]
+    made.client.on_message("topic", b"", 0.0)
+    made.client.on_outcome(made.outcomes[0], 0.0)
+    made.trained(0, 2)
+    again = Harness(tmp_path)
+    assert again.hear(announcement(0)) is Step.OFFER
+    assert [sent.version for sent in again.courier.sent] == [2]
+    again.hear(offered(1))
+    assert (again.client.serving_version, again.trainer.jobs) == (1, [])
+    assert again.hear(verdict(2), announcement(1), offered(2)) is Step.TRAINING
+
+
+def test_what_was_learned_from_a_download_that_cannot_be_served_counts(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    assert made.hear(announcement(665), offered(666)) is Step.TRAINING
+    assert (made.client.serving_version, made.courier.verdicts[-1]) == (1, (666, False, "probe-mismatch"))
+    made.trained(665, 667)
+    assert made.courier.sent[-1].version == 667
+    made.hear(verdict(667))
+    assert made.hear(announcement(667), offered(668)) is Step.TRAINING
+    assert made.client.serving_version == 668
+
+
+def test_a_round_whose_training_failed_is_trained_from_another_download_of_it(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.client.on_trainer(TrainFailed(0, "no"), 0.0)
+    anew = msgspec.structs.replace(manifest(5), round=0)
+    assert made.hear(Offered("c1", Offer("aggregator", f"{5:032x}", anew, (), 1024, b"", "b1"))) is Step.TRAINING
+    assert [job.manifest.version for job in made.trainer.jobs] == [1, 5]
+
+
 def test_a_download_that_nobody_answers_for_is_refused(made: Harness) -> None:
     made.trust.refused = "nobody signed for it"
     made.hear(announcement(0), offered(1))
@@ -376,7 +429,7 @@ def test_a_download_is_served_at_once_and_confirmed_when_its_record_is_on_disk(
 
     with monkeypatch.context() as while_full:
         while_full.setattr("replayfleet.edge_client.state_store.write_atomic", full)
-        assert made.hear(announcement(0), offered(1)) is Step.WAIT_DISK
+        assert made.hear(announcement(0), offered(1)) is Step.TRAINING, "nobody knew of the disk when it began"
         made.client.tick(5.0)
         assert (made.client.serving_version, made.courier.verdicts) == (1, [])
         assert StateStore(made.records._folder.parent).held() is None

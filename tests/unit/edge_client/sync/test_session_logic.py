@@ -32,6 +32,9 @@ def test_a_round_is_trained_when_it_is_open_and_its_manifest_is_held() -> None:
     assert next_step(READY) is Step.TRAIN
     assert next_step(replace(READY, held=at(2))) is Step.WAIT_DOWNLOAD
     assert next_step(replace(READY, held=None)) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(READY, held=at(2), coming=at(3))) is Step.TRAIN, "its swap goes on beside"
+    over = replace(READY, announcement=word(3, "finished"), held=at(2), coming=at(3))
+    assert next_step(over) is Step.WAIT_LAST, "a run ends once its last model serves"
     assert next_step(replace(READY, announcement=word(3, "aggregating"))) is Step.WAIT_ROUND
     assert next_step(replace(READY, has_data=False)) is Step.WAIT_DATA
 
