@@ -196,7 +196,7 @@ class DownloadDesk:
         self.install()
         self._installing = manifest
         if serves_best(agreed.spec) and manifest.round >= 1 and parts.compute.trains:
-            self._undecided = (event, agreed)  # until ``decide``
+            self._undecided, self.coming = (event, agreed), None  # until ``decide``
         else:
             self.coming, self._arrived = HeldDownload(manifest, agreed.spec), (event, agreed)  # until ``install``
 

@@ -683,6 +683,18 @@ def test_what_proves_best_is_served_told_and_kept(made: Harness) -> None:
     assert again.served == BlobEntry(CHOSEN, "c" * 64, 5)
 
 
+def test_a_swap_that_ends_while_a_newer_download_waits_for_a_choice_holds_up_no_upload(made: Harness) -> None:
+    made.courier.events = [announcement(0, spec=BEST), offered(1)]
+    made.client.on_message("topic", b"", 0.0)
+    read, install = made.outcomes
+    made.outcomes.clear()
+    made.client.on_outcome(read, 0.0)
+    made.hear(offered(2))
+    made.client.on_outcome(install, 0.0)
+    made.trained(0, 2, BEST)
+    assert [sent.version for sent in made.courier.sent] == [2]
+
+
 def test_a_client_that_died_before_the_swap_serves_what_it_served_and_chooses_by_replay(
     made: Harness, tmp_path: Path
 ) -> None:
