@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Callable
@@ -182,7 +183,8 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
             return "stopped", 130
         case Exception() if disk_errno(error) is not None:  # a database's among them
             place, what = getattr(error, "filename", None), getattr(error, "strerror", None)
-            return f"{place or 'the disk'}: {what or error}", 1
+            then = "; make room, then run it again" if disk_errno(error) in {errno.ENOSPC, errno.EDQUOT} else ""
+            return f"{place or 'the disk'}: {what or error}{then}", 1
         case Exception() if is_damage(error):
             return f"a database is damaged ({error}); put a backup of the data dir in its place", 2
     raise error

@@ -104,8 +104,16 @@ def test_a_command_without_settings_has_one_group() -> None:
 @pytest.mark.parametrize(
     ("error", "said", "code"),
     [
-        (OSError(28, "No space left on device", "/data/x"), "/data/x: No space left on device", 1),
-        (sqlite3.OperationalError("database or disk is full"), "the disk: database or disk is full", 1),
+        (
+            OSError(28, "No space left on device", "/data/x"),
+            "/data/x: No space left on device; make room, then run it again",
+            1,
+        ),
+        (
+            sqlite3.OperationalError("database or disk is full"),
+            "the disk: database or disk is full; make room, then run it again",
+            1,
+        ),
         (sqlite3.DatabaseError("database disk image is malformed"), "put a backup of the data dir in its place", 2),
     ],
     ids=["file", "database", "damaged database"],
