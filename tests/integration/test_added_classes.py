@@ -134,7 +134,7 @@ def test_uploads_of_the_open_round_are_made_again_and_none_is_lost(world: World)
     world.start_client("cam-0")
     world.until(lambda: len(world.aggregator.coordinator.rounds.accepted) == 1)
     plan = add_classes_refused_or_planned(world)
-    assert "1 uploads of it will be made again" in plan
+    assert "1 upload of it will be made again" in plan
     grow(world, MORE)
     assert not world.aggregator.coordinator.rounds.accepted
     world.start_client("cam-1", 1)
