@@ -242,7 +242,8 @@ class Client:
                 self._downloads.arrived(event, self._agreed)
             case Concluded():
                 self._uploads.concluded(event, now)
-                self._downloads.measures["bytes_up"] = float(self._uploads.bytes_on_wire)
+                place = Place(event.manifest.epoch, event.manifest.round)
+                self._downloads.contribute(place, {"bytes_up": float(self._uploads.bytes_on_wire)})
             case Failed():
                 self._downloads.failed(event)
                 self._uploads.failed(event.error, now)
@@ -318,7 +319,7 @@ class Client:
             self._downloads.measure_on(source.samples, agreed.task)
 
     def _situation(self) -> Situation:
-        agreed, base = self._agreed, self._downloads.base
+        agreed, base = self._agreed, self._base()
         in_work, sent_away = self._parts.training.round, self._downloads.sent_away
         return Situation(
             announcement=self._following.word,
@@ -346,10 +347,18 @@ class Client:
             else:
                 break
         self._downloads.install()
-        self._choices.advance(self._agreed, now)
+        if self._reading_round is None:
+            self._choices.advance(self._agreed, now)
         held, word = self._downloads.held, self._following.word
-        if self.step is Step.OFFER and word is not None and self._downloads.coming is None:  # first what became of that
+        if self.step is Step.OFFER and word is not None:
             self._uploads.offer(word.instance, None if held is None else held.manifest, now)
+
+    def _base(self) -> HeldDownload | None:
+        """What the open round is trained from: what is about to be served, if it is that round's, or else what is."""
+        coming, agreed = self._downloads.coming, self._agreed
+        if coming is None or agreed is None or (coming.manifest.round, coming.spec) != (self.round, agreed.spec):
+            return self._downloads.held
+        return coming
 
     def _read_round(self, round_index: int) -> None:
         """Get the round's samples from the source, as a job, then train."""
@@ -372,7 +381,7 @@ class Client:
         parts.jobs.submit(lambda: source.samples.round_samples(round_index), read, failed)
 
     def _train(self, samples: Samples, now: float) -> None:
-        base, agreed, parts = self._downloads.base, self._agreed, self._parts
+        base, agreed, parts = self._base(), self._agreed, self._parts
         if base is None or agreed is None or (base.manifest.round, base.spec) != (self.round, agreed.spec):
             return
         bounded, num_dropped = newest(samples)
@@ -422,18 +431,20 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
-            self._failed_on = self._trained_from  # if it turns out that it can't be served, it comes again, as another
+            self._failed_on = self._trained_from
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
-        self._trained, self.privacy = _place_of(commit), commit.privacy
-        self._downloads.measures = {
+        if self._agreed is not None and commit.spec_digest == self._agreed.digest:
+            self._trained, self.privacy = _place_of(commit), commit.privacy
+        measures = {
             "train_s": commit.train_s,
             "sub_generators_sent": float(commit.num_sub_generators_sent),
             "sub_generators_held": float(commit.num_sub_generators),
             **({} if commit.epsilon is None else {"dp_epsilon": commit.epsilon, "dp_delta": commit.delta or 0.0}),
         }
+        self._downloads.contribute(_place_of(commit), measures)
         self._uploads.reload()
 
     def _forget_samples(self) -> None:
@@ -444,8 +455,9 @@ class Client:
 
 def _place_under(agreed: Agreement | None, download: HeldDownload | None) -> Place | None:
     """Return the place of a download of this agreement."""
-    ours = download is not None and agreed is not None and download.spec == agreed.spec
-    return Place(download.manifest.epoch, download.manifest.round) if download is not None and ours else None
+    if agreed is None or download is None or download.spec != agreed.spec:
+        return None
+    return Place(download.manifest.epoch, download.manifest.round)
 
 
 def _place_of(commit: TrainingCommit) -> Place:

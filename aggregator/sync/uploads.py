@@ -147,6 +147,7 @@ class UploadDesk:
     def _note_acceptance(self, event: Arrived, facts: dict[str, object]) -> None:
         parts, manifest = self._parts, event.manifest
         late = self._rounds.index - manifest.round
+        parts.ring.keep(event.peer)  # it may have trained from a download that it couldn't serve, and never confirmed
         parts.journal.add(
             "upload accepted",
             details={"facts": facts},

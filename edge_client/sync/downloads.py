@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from replayfleet.edge_client.flow import SampleSource
 from replayfleet.edge_client.learning.quality import quality
@@ -11,6 +12,7 @@ from replayfleet.edge_client.serving.slot import RollBack, ServedModel
 from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, spec_digest
 from replayfleet.edge_client.sync.download import candidate, is_same, serves_best
 from replayfleet.edge_client.sync.parts import Parts
+from replayfleet.edge_client.sync.session_logic import Place
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
@@ -70,7 +72,7 @@ class DownloadDesk:
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None
         self._installing: Manifest | None = None
-        self._arrived: tuple[Arrived, Agreement] | None = None
+        self._arrived: Callable[[], None] | None = None
         self._undecided: tuple[Arrived, Agreement] | None = None
         self._untold: tuple[str, Manifest, str] | None = None
         self._shared: Manifest | None = None
@@ -85,17 +87,12 @@ class DownloadDesk:
         """What arrived, is verified and is about to be served; None if there is none, or a choice has to be made."""
         self.source: SampleSource | None = None
         """What the served model is measured on; set once the fleet's task is known."""
-        self.measures: dict[str, float] = {}
-        """Metrics that others contribute to the next report."""
+        self._measures: dict[Place, dict[str, float]] = {}
+        self._busy: HeldDownload | None = None
 
     @property
     def held(self) -> HeldDownload | None:
         return self._held
-
-    @property
-    def base(self) -> HeldDownload | None:
-        """What a round is trained from: what is about to be served, or else what is."""
-        return self.coming or self._held
 
     @property
     def reported_version(self) -> int:
@@ -191,6 +188,8 @@ class DownloadDesk:
             parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
             return
         if self._installing is not None and is_same(manifest, self._installing):
+            parts.receiving.pop(event.transfer_id, None)
+            self._refuse(event, ArtefactRejected(Reason.BUSY, "it is being installed already"))
             return
         self._overtake()
         self.install()
@@ -198,13 +197,16 @@ class DownloadDesk:
         if serves_best(agreed.spec) and manifest.round >= 1 and parts.compute.trains:
             self._undecided, self.coming = (event, agreed), None  # until ``decide``
         else:
-            self.coming, self._arrived = HeldDownload(manifest, agreed.spec), (event, agreed)  # until ``install``
+            download, busy = HeldDownload(manifest, agreed.spec), self._busy
+            if busy is not None and is_same(manifest, busy.manifest) and busy.spec == agreed.spec:
+                download = busy  # the same, also for who failed to train from it
+            self.coming, self._arrived = download, partial(self._serve, event, agreed, download)  # until ``install``
 
     def install(self) -> None:
         """Install what arrived, if something did: after training asked for the round's samples, to go on beside it."""
-        if self._arrived is not None and self.coming is not None:
-            (event, agreed), self._arrived = self._arrived, None
-            self._serve(event, agreed, self.coming)
+        serve, self._arrived = self._arrived, None
+        if serve is not None:
+            serve()
 
     def to_choose(self) -> tuple[Manifest, BlobEntry | None] | None:
         """What arrived and waits for a choice, and what is served now, to be a candidate; None if nothing waits."""
@@ -233,16 +235,22 @@ class DownloadDesk:
             return
         (event, _), self._undecided = self._undecided, None
         self._finish(event.transfer_id, event.manifest)
-        reason = Reason.STALE_VERSION.value
+        self._refuse(event, ArtefactRejected(Reason.STALE_VERSION, "a newer one is there"))
+
+    def _refuse(self, event: Arrived, why: ArtefactRejected) -> None:
         self._parts.courier.conclude(
-            event.peer, event.manifest, event.transfer_id, accepted=False, reason=reason, detail="a newer one is there"
+            event.peer,
+            event.manifest,
+            event.transfer_id,
+            accepted=False,
+            reason=why.reason.value,
+            detail=why.detail[:1000],
         )
 
     def _serve(self, event: Arrived, agreed: Agreement, download: HeldDownload) -> None:
         """Install a download, or what was chosen in its place; the verdict comes when that serves, or doesn't."""
         parts, manifest = self._parts, event.manifest
         shown = download.served
-        measures, self.measures = self.measures, {}  # of the round before: this one's may end before its swap
 
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
@@ -255,11 +263,11 @@ class DownloadDesk:
                 log.warning("the aggregator's notice", version=manifest.version, notice=manifest.notice)
             down = {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
-            self._measure(done.served, measures | _measures_of(download.choice) | down)
+            place = Place(manifest.epoch, manifest.round)
+            self._measure(done.served, self._contributed(place) | _measures_of(download.choice) | down)
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
-            self.measures = measures | self.measures
             if shown is not manifest and isinstance(error, ArtefactRejected):
                 log.warning(
                     "chosen model can't be served", version=manifest.version, reason=error, next="as downloaded"
@@ -270,16 +278,10 @@ class DownloadDesk:
             self._collect_due = True
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
+            self._busy = download if refused.reason is Reason.BUSY else None
             self.problem = str(refused)
             log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
-            parts.courier.conclude(
-                event.peer,
-                manifest,
-                event.transfer_id,
-                accepted=False,
-                reason=refused.reason.value,
-                detail=refused.detail[:1000],
-            )
+            self._refuse(event, refused)
 
         parts.jobs.submit(lambda: self._install(shown, agreed.task), installed, failed)
 
@@ -288,6 +290,14 @@ class DownloadDesk:
         self._parts.receiving.pop(event.transfer_id, None)
         self._parts.disk.takes(event.error)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
+
+    def contribute(self, place: Place, measures: Mapping[str, float]) -> None:
+        """Add metrics of a trained round to the report on the first model after it."""
+        self._measures.setdefault(place, {}).update(measures)
+
+    def _contributed(self, place: Place) -> dict[str, float]:
+        earlier = sorted(each for each in self._measures if each < place)
+        return {name: value for each in earlier for name, value in self._measures.pop(each).items()}
 
     def measure_on(self, source: SampleSource, task: AnyTaskSpec) -> None:
         """Measure on ``source`` from now on, beginning with what is served already."""

@@ -78,7 +78,7 @@ class Situation:
         trains: False for a device that only serves.
         has_disk: False while the disk takes nothing.
         has_data: False once the source said that it has no samples for the open round.
-        abandoned: a round whose training failed too often.
+        abandoned: of the download that training failed on, if it is what the open round would be trained from.
         sent_away: of the download that was rolled back, if none newer is held.
     """
 
@@ -108,16 +108,18 @@ def next_step(now: Situation) -> Step:
     if now.training_round is not None or word.leaves_out(now.client_id):
         return Step.EXCLUDED if now.training_round is None else Step.TRAINING
     if now.pending is not None:
-        return _until_it_counts(now.pending, word, has_disk=now.has_disk)
+        return _until_it_counts(now, now.pending, word)
     return _in_an_open_round(now, word) if word.state == "open" else Step.WAIT_ROUND
 
 
-def _until_it_counts(pending: Pending, word: Announcement, *, has_disk: bool) -> Step:
+def _until_it_counts(now: Situation, pending: Pending, word: Announcement) -> Step:
     if pending.counts:
         return Step.WAIT_ROUND
     if pending.offered_to == word.instance or word.state != "open":
         return Step.WAIT_VERDICT
-    return Step.OFFER if has_disk else Step.WAIT_DISK
+    if now.coming == now.trained:  # the aggregator hears what became of that first
+        return Step.WAIT_DOWNLOAD
+    return Step.OFFER if now.has_disk else Step.WAIT_DISK
 
 
 def _open(now: Situation, word: Announcement) -> Place:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from replayfleet.edge_client.client import Client
+from replayfleet.edge_client.client import DATA_AGAIN_S, Client
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
@@ -229,6 +229,13 @@ class Harness:
             self.client.on_outcome(self.outcomes.pop(0), now)
         return self.client.step
 
+    def hear_alone(self, *events: Event, now: float = 0.0) -> list[Outcome]:
+        """Hear, and return what the jobs that are waiting will have come to."""
+        self.courier.events = list(events)
+        self.client.on_message("topic", b"", now)
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
+
     def trained(self, round_index: int, version: int, spec: FleetSpec = SPEC, **more: Any) -> Step:
         blob = (BlobEntry("task", "c" * 64, 5),)
         self.records.commit_training(
@@ -309,15 +316,12 @@ def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: 
 
 
 def test_a_round_is_trained_beside_the_swap_of_the_model_it_begins_with(made: Harness) -> None:
-    made.courier.events = [announcement(0), offered(1)]
-    made.client.on_message("topic", b"", 0.0)
-    read, install = made.outcomes
-    made.outcomes.clear()
+    read, install = made.hear_alone(announcement(0), offered(1))
     made.client.on_outcome(read, 0.0)
     assert [job.manifest.version for job in made.trainer.jobs] == [1]
     assert made.courier.verdicts == [], "its swap is not done"
-    made.trained(0, 2)
-    assert made.courier.sent == [], "the aggregator hears of the swap first"
+    assert made.trained(0, 2) is Step.WAIT_DOWNLOAD, "the aggregator hears of the swap first"
+    assert made.courier.sent == []
     made.client.on_outcome(install, 0.0)
     assert (made.client.serving_version, made.courier.verdicts) == (1, [(1, True, "")])
     assert [sent.version for sent in made.courier.sent] == [2]
@@ -327,10 +331,60 @@ def test_a_round_is_trained_beside_the_swap_of_the_model_it_begins_with(made: Ha
     assert made.reports[-1].metrics["train_s"] == 2.0
 
 
+def test_a_held_round_is_trained_though_the_next_ones_download_overtakes_its_announcement(made: Harness) -> None:
+    samples, made.source.samples = made.source.samples, None
+    assert made.hear(announcement(0), offered(1)) is Step.WAIT_DATA
+    made.source.samples = samples
+    made.client.tick(DATA_AGAIN_S)
+    (read,) = made.hear_alone()
+    made.hear_alone(offered(2))
+    made.client.on_outcome(read, 0.0)
+    assert [job.manifest.version for job in made.trainer.jobs] == [1]
+
+
+def test_a_swap_that_is_refused_for_now_brings_no_training_again_nor_another_rounds_measures(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: Any, **__: Any) -> Candidate:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    with monkeypatch.context() as while_full:
+        while_full.setattr(downloads, "candidate", no_process)
+        made.hear(announcement(1), offered(2))
+        made.client.on_trainer(TrainFailed(1, "no"), 0.0)
+        assert made.hear(offered(2)) is Step.WAIT_DOWNLOAD
+    assert made.courier.verdicts[-1] == (2, False, "busy")
+    assert made.hear(offered(2)) is Step.WAIT_ROUND
+    assert [job.manifest.round for job in made.trainer.jobs] == [0, 1]
+    assert (made.reports[-1].round, made.reports[-1].metrics["train_s"]) == (1, 2.0)
+
+
+def test_what_comes_a_second_time_while_it_is_installed_is_put_off_and_let_go(made: Harness) -> None:
+    again = Offered("c1", Offer("aggregator", "8" * 32, manifest(1), (), 1024, b"", "b1"))
+    outcomes = made.hear_alone(announcement(0), offered(1), again)
+    assert made.courier.verdicts == [(1, False, "busy")]
+    for outcome in outcomes:
+        made.client.on_outcome(outcome, 0.0)
+    assert made.courier.verdicts[-1] == (1, True, "")
+    assert made.client._parts.receiving == {}
+
+
+def test_what_was_trained_under_a_former_agreement_is_trained_anew(made: Harness) -> None:
+    anew = msgspec.structs.replace(SPEC, run_seed=2)
+    made.hear(announcement(0), offered(1))
+    made.hear(announcement(0, spec=anew))
+    made.trained(0, 2)
+    again = msgspec.structs.replace(manifest(3), round=0)
+    made.hear(Offered("c1", Offer("aggregator", f"{3:032x}", again, (), 1024, b"", "b1")))
+    assert made.trainer.jobs[-1].spec == anew
+
+
 def test_a_client_that_died_between_training_and_the_swap_goes_on_with_both(made: Harness, tmp_path: Path) -> None:
-    made.courier.events = [announcement(0), offered(1)]
-    made.client.on_message("topic", b"", 0.0)
-    made.client.on_outcome(made.outcomes[0], 0.0)
+    read, _ = made.hear_alone(announcement(0), offered(1))
+    made.client.on_outcome(read, 0.0)
     made.trained(0, 2)
     again = Harness(tmp_path)
     assert again.hear(announcement(0)) is Step.OFFER
@@ -684,15 +738,21 @@ def test_what_proves_best_is_served_told_and_kept(made: Harness) -> None:
 
 
 def test_a_swap_that_ends_while_a_newer_download_waits_for_a_choice_holds_up_no_upload(made: Harness) -> None:
-    made.courier.events = [announcement(0, spec=BEST), offered(1)]
-    made.client.on_message("topic", b"", 0.0)
-    read, install = made.outcomes
-    made.outcomes.clear()
+    read, install = made.hear_alone(announcement(0, spec=BEST), offered(1))
     made.client.on_outcome(read, 0.0)
     made.hear(offered(2))
     made.client.on_outcome(install, 0.0)
     made.trained(0, 2, BEST)
     assert [sent.version for sent in made.courier.sent] == [2]
+
+
+def test_a_choice_waits_while_a_round_is_read(made: Harness) -> None:
+    until_it_chooses(made)
+    made.client.on_trainer(Chose(1, 2, None), 0.0)
+    made.client.on_outcome(made.outcomes.pop(0), 0.0)
+    (_, read) = made.hear_alone(offered(3))
+    made.client.on_outcome(read, 0.0)
+    assert [type(job) for job in made.trainer.jobs[-2:]] == [ChooseJob, TrainJob]
 
 
 def test_a_client_that_died_before_the_swap_serves_what_it_served_and_chooses_by_replay(

@@ -92,6 +92,8 @@ def test_an_upload_that_may_count_late_is_offered_in_the_round_that_is_open_befo
     late = replace(READY, announcement=word(4), held=at(4), trained=at(3), pending=Pending(at(5)))
     assert next_step(late) is Step.OFFER
     assert next_step(replace(late, held=at(3))) is Step.OFFER, "it needs no download"
+    assert next_step(replace(late, held=at(3), coming=at(4))) is Step.OFFER, "nor its swap"
+    assert next_step(replace(late, held=at(2), coming=at(3))) is Step.WAIT_DOWNLOAD, "that is what it was trained from"
     counted = replace(late, pending=Pending(at(4), counts=True))
     assert next_step(counted) is Step.WAIT_ROUND, "a client counts once in a round"
     assert next_step(replace(counted, announcement=word(5))) is Step.LET_GO
