@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from replayfleet.devices.budget import upload_reserve_s
@@ -35,6 +36,8 @@ log = EventLogger(__name__)
 
 DATA_AGAIN_S = 5.0
 """How long to wait before asking a source again that had no samples for the open round."""
+MAX_FAILURES = 2
+"""How often training may fail in one round."""
 
 
 class Client:
@@ -57,7 +60,7 @@ class Client:
         self._reading_round: int | None = None
         self._round_file: RoundFile | None = None
         self._trained_from: HeldDownload | None = None
-        self._failed_on: HeldDownload | None = None
+        self._failed_on = deque[HeldDownload](maxlen=MAX_FAILURES)
         self._data_again_at: float | None = None
         self.source: Source | None = None
         self.step = Step.WAIT_AGGREGATOR
@@ -241,9 +244,9 @@ class Client:
             case Arrived() if self._agreed is not None:
                 self._downloads.arrived(event, self._agreed)
             case Concluded():
-                self._uploads.concluded(event, now)
-                place = Place(event.manifest.epoch, event.manifest.round)
-                self._downloads.contribute(place, {"bytes_up": float(self._uploads.bytes_on_wire)})
+                if self._uploads.concluded(event, now):
+                    place = Place(event.manifest.epoch, event.manifest.round)
+                    self._downloads.contribute(place, {"bytes_up": float(event.bytes_on_wire)})
             case Failed():
                 self._downloads.failed(event)
                 self._uploads.failed(event.error, now)
@@ -313,7 +316,8 @@ class Client:
         self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
         remembered = self._parts.records.remembered(agreed.spec)
         self.privacy = "" if remembered is None else remembered.privacy
-        self._failed_on = None
+        self._failed_on.clear()
+        self._downloads.forget_contributions()
         if source is not None and (more_classes or source is not self.source):
             self.source = source
             self._downloads.measure_on(source.samples, agreed.task)
@@ -332,7 +336,7 @@ class Client:
             trains=self._parts.compute.trains,
             has_disk=not self._parts.disk.problem,
             has_data=self._data_again_at is None,
-            abandoned=(_place_under(agreed, base) if base is self._failed_on else None) or NOWHERE,
+            abandoned=(_place_under(agreed, base) if self._fails_on(base) else None) or NOWHERE,
             sent_away=NOWHERE if sent_away is None else Place(epoch_of(sent_away.version), sent_away.round),
         )
 
@@ -360,9 +364,17 @@ class Client:
             return self._downloads.held
         return coming
 
+    def _fails_on(self, base: HeldDownload | None) -> bool:
+        """Whether training failed on this download, or too often in its round, whatever it began with.
+
+        A download that comes again is another one: it may bring what the disk lost.
+        """
+        failed = [one for one in self._failed_on if base is not None and one.manifest.round == base.manifest.round]
+        return len(failed) >= MAX_FAILURES or any(one is base for one in failed)
+
     def _read_round(self, round_index: int) -> None:
-        """Get the round's samples from the source, as a job, then train."""
-        source, parts = self.source, self._parts
+        """Get the round's samples from the source, as a job, then train from what is its base now."""
+        source, parts, base = self.source, self._parts, self._base()
         assert source is not None
         self._reading_round = round_index
 
@@ -371,7 +383,7 @@ class Client:
             if samples is None or not len(samples):
                 self._data_again_at = now + DATA_AGAIN_S
             elif self.round == round_index:
-                self._train(samples, now)
+                self._train(samples, base, now)
 
         def failed(error: Exception, now: float) -> None:
             log.error("round data can't be read", round=round_index, reason=error, again_in_s=DATA_AGAIN_S)
@@ -380,8 +392,8 @@ class Client:
 
         parts.jobs.submit(lambda: source.samples.round_samples(round_index), read, failed)
 
-    def _train(self, samples: Samples, now: float) -> None:
-        base, agreed, parts = self._base(), self._agreed, self._parts
+    def _train(self, samples: Samples, base: HeldDownload | None, now: float) -> None:
+        agreed, parts = self._agreed, self._parts
         if base is None or agreed is None or (base.manifest.round, base.spec) != (self.round, agreed.spec):
             return
         bounded, num_dropped = newest(samples)
@@ -431,20 +443,21 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
-            self._failed_on = self._trained_from
+            if self._trained_from is not None:
+                self._failed_on.append(self._trained_from)
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
         if self._agreed is not None and commit.spec_digest == self._agreed.digest:
             self._trained, self.privacy = _place_of(commit), commit.privacy
-        measures = {
-            "train_s": commit.train_s,
-            "sub_generators_sent": float(commit.num_sub_generators_sent),
-            "sub_generators_held": float(commit.num_sub_generators),
-            **({} if commit.epsilon is None else {"dp_epsilon": commit.epsilon, "dp_delta": commit.delta or 0.0}),
-        }
-        self._downloads.contribute(_place_of(commit), measures)
+            measures = {
+                "train_s": commit.train_s,
+                "sub_generators_sent": float(commit.num_sub_generators_sent),
+                "sub_generators_held": float(commit.num_sub_generators),
+                **({} if commit.epsilon is None else {"dp_epsilon": commit.epsilon, "dp_delta": commit.delta or 0.0}),
+            }
+            self._downloads.contribute(self._trained, measures)
         self._uploads.reload()
 
     def _forget_samples(self) -> None:

@@ -71,7 +71,7 @@ class DownloadDesk:
         self._sent_away = parts.records.sent_away()
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None
-        self._installing: Manifest | None = None
+        self._installing: Arrived | None = None
         self._arrived: Callable[[], None] | None = None
         self._undecided: tuple[Arrived, Agreement] | None = None
         self._untold: tuple[str, Manifest, str] | None = None
@@ -88,7 +88,6 @@ class DownloadDesk:
         self.source: SampleSource | None = None
         """What the served model is measured on; set once the fleet's task is known."""
         self._measures: dict[Place, dict[str, float]] = {}
-        self._busy: HeldDownload | None = None
 
     @property
     def held(self) -> HeldDownload | None:
@@ -187,20 +186,19 @@ class DownloadDesk:
             parts.receiving.pop(event.transfer_id, None)
             parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
             return
-        if self._installing is not None and is_same(manifest, self._installing):
-            parts.receiving.pop(event.transfer_id, None)
-            self._refuse(event, ArtefactRejected(Reason.BUSY, "it is being installed already"))
+        if self._installing is not None and is_same(manifest, self._installing.manifest):
+            if event.transfer_id != self._installing.transfer_id:  # or else that one's verdict is this one's
+                parts.receiving.pop(event.transfer_id, None)
+                self._refuse(event, ArtefactRejected(Reason.BUSY, "it is being installed already"))
             return
         self._overtake()
         self.install()
-        self._installing = manifest
+        self._installing = event
         if serves_best(agreed.spec) and manifest.round >= 1 and parts.compute.trains:
             self._undecided, self.coming = (event, agreed), None  # until ``decide``
         else:
-            download, busy = HeldDownload(manifest, agreed.spec), self._busy
-            if busy is not None and is_same(manifest, busy.manifest) and busy.spec == agreed.spec:
-                download = busy  # the same, also for who failed to train from it
-            self.coming, self._arrived = download, partial(self._serve, event, agreed, download)  # until ``install``
+            self.coming = HeldDownload(manifest, agreed.spec)
+            self._arrived = partial(self._serve, event, agreed, self.coming)  # until ``install``
 
     def install(self) -> None:
         """Install what arrived, if something did: after training asked for the round's samples, to go on beside it."""
@@ -234,7 +232,7 @@ class DownloadDesk:
         if self._undecided is None:
             return
         (event, _), self._undecided = self._undecided, None
-        self._finish(event.transfer_id, event.manifest)
+        self._finish(event)
         self._refuse(event, ArtefactRejected(Reason.STALE_VERSION, "a newer one is there"))
 
     def _refuse(self, event: Arrived, why: ArtefactRejected) -> None:
@@ -255,7 +253,7 @@ class DownloadDesk:
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
             noticed = "" if self._held is None else self._held.manifest.notice
-            self._finish(event.transfer_id, manifest)
+            self._finish(event)
             self._hold(download, on_probation=done.on_probation)
             self._tell(event.peer, manifest, event.transfer_id)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
@@ -268,17 +266,16 @@ class DownloadDesk:
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
-            if shown is not manifest and isinstance(error, ArtefactRejected):
+            if download.choice is not None and isinstance(error, ArtefactRejected):
                 log.warning(
                     "chosen model can't be served", version=manifest.version, reason=error, next="as downloaded"
                 )
                 self._serve(event, agreed, HeldDownload(manifest, agreed.spec))
                 return
-            self._finish(event.transfer_id, manifest)
+            self._finish(event)
             self._collect_due = True
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
-            self._busy = download if refused.reason is Reason.BUSY else None
             self.problem = str(refused)
             log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
             self._refuse(event, refused)
@@ -294,6 +291,12 @@ class DownloadDesk:
     def contribute(self, place: Place, measures: Mapping[str, float]) -> None:
         """Add metrics of a trained round to the report on the first model after it."""
         self._measures.setdefault(place, {}).update(measures)
+        for earlier in sorted(self._measures)[:-2]:  # one waits for its model, and the next trains beside the swap
+            del self._measures[earlier]
+
+    def forget_contributions(self) -> None:
+        """The fleet agreed anew: rounds count from the start."""
+        self._measures = {}
 
     def _contributed(self, place: Place) -> dict[str, float]:
         earlier = sorted(each for each in self._measures if each < place)
@@ -326,7 +329,8 @@ class DownloadDesk:
             return
         self._collect_due = False
         parts = self._parts
-        manifests = [*parts.receiving.values(), self._shared, self._installing]
+        installing = None if self._installing is None else self._installing.manifest
+        manifests = [*parts.receiving.values(), self._shared, installing]
         keep = {entry.digest for manifest in manifests if manifest is not None for entry in manifest.blobs}
         removed = parts.blobs.collect(keep | parts.records.blobs_in_use())
         log.debug("blobs collected", removed=removed)
@@ -364,9 +368,9 @@ class DownloadDesk:
         self._untold = (peer, manifest, transfer_id)
         self.tell_held()
 
-    def _finish(self, transfer_id: str, manifest: Manifest) -> None:
-        self._parts.receiving.pop(transfer_id, None)
-        if self._installing is manifest:
+    def _finish(self, event: Arrived) -> None:
+        self._parts.receiving.pop(event.transfer_id, None)
+        if self._installing is event:
             self._installing = self.coming = None
 
     def _hold(self, held: HeldDownload, *, on_probation: bool) -> None:

@@ -124,7 +124,7 @@ def _until_it_counts(now: Situation, pending: Pending, word: Announcement) -> St
 
 def _open(now: Situation, word: Announcement) -> Place:
     """The announced round. Of two epochs the higher counts: a download may carry what only this client has to know."""
-    return Place(word.epoch if now.held is None else max(word.epoch, now.held.epoch), word.round)
+    return Place(max(had.epoch for had in (word, now.held, now.coming) if had is not None), word.round)
 
 
 def _in_an_open_round(now: Situation, word: Announcement) -> Step:

@@ -29,7 +29,6 @@ class UploadDesk:
         self._packs = False
         self.problem = ""
         """Why the upload is offered again; empty if it is not."""
-        self.bytes_on_wire = 0
         self.last_upload_s: float | None = None
         """Seconds from the last accepted upload's offer to its verdict; None before the first."""
         self.reload()
@@ -92,12 +91,11 @@ class UploadDesk:
         kept = self._open_round - commit.round <= KEPT_DOWNLOADS
         return self._parts.blobs.packed_against(digests) if kept else set()
 
-    def concluded(self, event: Concluded, now: float) -> None:
-        """Take the verdict. An accepted upload is kept all the same: only a commit makes sure of it."""
+    def concluded(self, event: Concluded, now: float) -> bool:
+        """Take the verdict, if it is on this upload. An accepted one is kept all the same: only a commit makes sure."""
         commit, verdict = self._commit, event.verdict
         if commit is None or event.manifest.version != commit.version or event.manifest.direction != "up":
-            return
-        self.bytes_on_wire = event.bytes_on_wire
+            return False
         if verdict.accepted:
             self._counts_in, self.problem = max(commit.round, verdict.counts_in), ""
             log.info("upload accepted", round=commit.round, counts_in=self._counts_in, bytes=event.bytes_on_wire)
@@ -107,6 +105,7 @@ class UploadDesk:
             self._try_again(verdict.reason, verdict.detail, now)
         else:
             self._settle(verdict.reason or "refused", verdict.detail)
+        return True
 
     def failed(self, error: Exception, now: float) -> None:
         """Our own disk ended the transfer: it is begun again."""

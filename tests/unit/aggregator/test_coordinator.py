@@ -196,7 +196,7 @@ class Desk:
         self.courier, self.jobs, self.aggregation, self.journal = Courier(), Jobs(), Aggregation(), Journal()
         self.announced: list[Announcement] = []
         self.collected: list[set[str]] = []
-        self.lost: set[str] = set()
+        self.lost, self.known = set[str](), set[str]()
         self.presence = PresenceTable()
         self.disk = Disk(folder, "uploads wait", 0.0)
         place = (self.store.epoch(), self.store.round().index)
@@ -221,7 +221,7 @@ class Desk:
             releases=cast(
                 "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
             ),
-            ring=cast("Any", SimpleNamespace(keep=lambda client: None, turned_away=list)),
+            ring=cast("Any", SimpleNamespace(keep=self.known.add, turned_away=list)),
             wall_clock=lambda: 0.0,
         )
         self.coordinator = Coordinator(parts, 0.0)
@@ -285,6 +285,13 @@ def test_a_round_from_the_first_sign_of_life_to_the_next_rounds_downloads(desk: 
     assert desk.aggregation.ran == [(0, ["a", "b"])]
     assert (desk.announced[-1].state, desk.announced[-1].round) == ("open", 1)
     assert [one for one in desk.offered() if one[0] != EVERYBODY][2:] == [("a", 1, 2), ("b", 1, 2)]
+
+
+def test_a_client_whose_upload_counts_is_known_again_though_it_never_confirmed_a_download(desk: Desk) -> None:
+    desk.online("a", "b")
+    assert desk.known == set()
+    desk.upload("a")
+    assert desk.known == {"a"}
 
 
 def test_what_all_clients_share_travels_once_and_only_what_a_client_lacks_is_offered(desk: Desk) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from replayfleet.edge_client.client import DATA_AGAIN_S, Client
+from replayfleet.edge_client.client import DATA_AGAIN_S, MAX_FAILURES, Client
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
@@ -30,7 +30,7 @@ from replayfleet.edge_client.state_store import CHOSEN, Choice, HeldDownload, St
 from replayfleet.edge_client.sync import downloads
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Parts
-from replayfleet.edge_client.sync.session_logic import Step
+from replayfleet.edge_client.sync.session_logic import Place, Step
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.task import task_of
@@ -263,6 +263,15 @@ def offered(version: int, boot: str = "b1") -> Event:
     return Offered("c1", Offer("aggregator", f"{version:032x}", manifest(version), (), 1024, b"", boot))
 
 
+def of_round(round_index: int, version: int, **more: Any) -> Event:
+    anew = msgspec.structs.replace(manifest(version), round=round_index, **more)
+    return Offered("c1", Offer("aggregator", f"{version:032x}", anew, (), 1024, b"", "b1"))
+
+
+def no_process(*_: Any, **__: Any) -> Candidate:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
 def verdict(version: int, *, accepted: bool = True, reason: str = "") -> Event:
     up = Manifest("up", "fleet", "c1", 0, version, ())
     return Concluded("c1", up, Verdict("aggregator", "f" * 32, 0, version, accepted, reason), 777)
@@ -342,29 +351,43 @@ def test_a_held_round_is_trained_though_the_next_ones_download_overtakes_its_ann
     assert [job.manifest.version for job in made.trainer.jobs] == [1]
 
 
-def test_a_swap_that_is_refused_for_now_brings_no_training_again_nor_another_rounds_measures(
+def test_samples_that_are_read_while_a_swap_fails_are_trained_on(
     made: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_process(*_: Any, **__: Any) -> Candidate:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    monkeypatch.setattr(downloads, "candidate", no_process)
+    samples, made.source.samples = made.source.samples, None
+    nothing_read, not_installed = made.hear_alone(announcement(0), offered(1))
+    made.client.on_outcome(nothing_read, 0.0)
+    made.source.samples = samples
+    made.client.tick(DATA_AGAIN_S)
+    made.client.on_outcome(not_installed, DATA_AGAIN_S)
+    for outcome in made.outcomes:
+        made.client.on_outcome(outcome, DATA_AGAIN_S)
+    assert [job.manifest.version for job in made.trainer.jobs] == [1]
 
+
+def test_a_swap_that_is_refused_for_now_brings_no_training_without_end_nor_another_rounds_measures(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made.hear(announcement(0), offered(1))
     made.trained(0, 2)
     made.hear(verdict(2))
     with monkeypatch.context() as while_full:
         while_full.setattr(downloads, "candidate", no_process)
         made.hear(announcement(1), offered(2))
-        made.client.on_trainer(TrainFailed(1, "no"), 0.0)
-        assert made.hear(offered(2)) is Step.WAIT_DOWNLOAD
-    assert made.courier.verdicts[-1] == (2, False, "busy")
+        for _ in range(MAX_FAILURES):
+            made.client.on_trainer(TrainFailed(1, "no"), 0.0)
+            assert made.courier.verdicts[-1] == (2, False, "busy")
+            made.hear(offered(2))
+        assert made.client.step is Step.WAIT_DOWNLOAD
     assert made.hear(offered(2)) is Step.WAIT_ROUND
-    assert [job.manifest.round for job in made.trainer.jobs] == [0, 1]
+    assert [job.manifest.round for job in made.trainer.jobs] == [0] + [1] * MAX_FAILURES
     assert (made.reports[-1].round, made.reports[-1].metrics["train_s"]) == (1, 2.0)
 
 
 def test_what_comes_a_second_time_while_it_is_installed_is_put_off_and_let_go(made: Harness) -> None:
     again = Offered("c1", Offer("aggregator", "8" * 32, manifest(1), (), 1024, b"", "b1"))
-    outcomes = made.hear_alone(announcement(0), offered(1), again)
+    outcomes = made.hear_alone(announcement(0), offered(1), offered(1), again)
     assert made.courier.verdicts == [(1, False, "busy")]
     for outcome in outcomes:
         made.client.on_outcome(outcome, 0.0)
@@ -376,10 +399,34 @@ def test_what_was_trained_under_a_former_agreement_is_trained_anew(made: Harness
     anew = msgspec.structs.replace(SPEC, run_seed=2)
     made.hear(announcement(0), offered(1))
     made.hear(announcement(0, spec=anew))
-    made.trained(0, 2)
-    again = msgspec.structs.replace(manifest(3), round=0)
-    made.hear(Offered("c1", Offer("aggregator", f"{3:032x}", again, (), 1024, b"", "b1")))
+    made.trained(0, 2, epsilon=4.0)
+    made.hear(of_round(0, 3))
     assert made.trainer.jobs[-1].spec == anew
+    made.trained(0, 4, anew)
+    made.hear(announcement(1, spec=anew), of_round(1, 5))
+    assert made.reports[-1].metrics["train_s"] == 2.0
+    assert "dp_epsilon" not in made.reports[-1].metrics
+
+
+def test_what_was_trained_is_let_go_though_no_download_of_its_epoch_is_ever_served(made: Harness) -> None:
+    def outpaced(round_index: int, version: int) -> Event:
+        return of_round(round_index, (1 << 32) + version, serving=Serving("graph/task", "task", BAD))
+
+    made.hear(announcement(3), of_round(3, 1))
+    made.client.on_trainer(TrainFailed(3, "no"), 0.0)
+    made.hear(outpaced(3, 1))
+    made.trained(3, (1 << 32) + 2)
+    made.hear(announcement(4), outpaced(4, 3))
+    assert made.records.pending() is None
+    assert made.trainer.jobs[-1].manifest.round == 4
+
+
+def test_measures_of_rounds_whose_models_are_never_served_take_a_bounded_place(made: Harness) -> None:
+    desk = made.client._downloads
+    for round_index in range(9):
+        desk.contribute(Place(0, round_index), {"train_s": float(round_index)})
+    assert desk._contributed(Place(0, 9)) == {"train_s": 8.0}
+    assert len(desk._measures) == 0
 
 
 def test_a_client_that_died_between_training_and_the_swap_goes_on_with_both(made: Harness, tmp_path: Path) -> None:
@@ -410,8 +457,7 @@ def test_what_was_learned_from_a_download_that_cannot_be_served_counts(made: Har
 def test_a_round_whose_training_failed_is_trained_from_another_download_of_it(made: Harness) -> None:
     made.hear(announcement(0), offered(1))
     made.client.on_trainer(TrainFailed(0, "no"), 0.0)
-    anew = msgspec.structs.replace(manifest(5), round=0)
-    assert made.hear(Offered("c1", Offer("aggregator", f"{5:032x}", anew, (), 1024, b"", "b1"))) is Step.TRAINING
+    assert made.hear(of_round(0, 5)) is Step.TRAINING
     assert [job.manifest.version for job in made.trainer.jobs] == [1, 5]
 
 

@@ -69,10 +69,10 @@ class Desk:
 
     def verdict(
         self, *, accepted: bool, reason: str = "", now: float = 0.0, version: int = 5, counts_in: int = -1
-    ) -> None:
+    ) -> bool:
         manifest = Manifest("up", "fleet", "c1", 3, version, ())
         verdict = Verdict("aggregator", "f" * 32, 3, version, accepted, reason, counts_in=counts_in)
-        self.desk.concluded(Concluded("c1", manifest, verdict, 1234), now)
+        return self.desk.concluded(Concluded("c1", manifest, verdict, 1234), now)
 
 
 @pytest.fixture
@@ -93,11 +93,10 @@ def test_an_accepted_upload_is_kept_until_its_round_is_over(made: Desk) -> None:
     assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e1", HELD, 0.0)
     assert made.desk.pending("agreed") == Pending(HERE, offered_to="e1")
-    made.verdict(accepted=True, version=4)
+    assert not made.verdict(accepted=True, version=4)
     assert made.desk.pending("agreed") == Pending(HERE, offered_to="e1"), "that verdict was for another upload"
-    made.verdict(accepted=True)
+    assert made.verdict(accepted=True)
     assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
-    assert made.desk.bytes_on_wire == 1234
     made.desk.reload()
     assert made.desk.pending("agreed") == Pending(HERE), "a client that restarts looks for it in the announcement"
     made.desk.heard(said(holds=made.mark), 0.0)
