@@ -18,7 +18,7 @@ from replayfleet.edge_client.learning.training.job import (
 )
 from replayfleet.edge_client.state_store import HeldDownload, SentAway, TrainingCommit
 from replayfleet.edge_client.sync.choices import ChoiceDesk
-from replayfleet.edge_client.sync.download import serves_best
+from replayfleet.edge_client.sync.download import is_same, serves_best
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
 from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
@@ -37,7 +37,9 @@ log = EventLogger(__name__)
 DATA_AGAIN_S = 5.0
 """How long to wait before asking a source again that had no samples for the open round."""
 MAX_FAILURES = 2
-"""How often training may fail in one round."""
+"""How often training may fail on one version."""
+MAX_FAILED = 8
+"""How many failures are remembered, the newest."""
 
 
 class Client:
@@ -60,7 +62,7 @@ class Client:
         self._reading_round: int | None = None
         self._round_file: RoundFile | None = None
         self._trained_from: HeldDownload | None = None
-        self._failed_on = deque[HeldDownload](maxlen=MAX_FAILURES)
+        self._failed_on = deque[HeldDownload](maxlen=MAX_FAILED)
         self._data_again_at: float | None = None
         self.source: Source | None = None
         self.step = Step.WAIT_AGGREGATOR
@@ -365,11 +367,8 @@ class Client:
         return coming
 
     def _fails_on(self, base: HeldDownload | None) -> bool:
-        """Whether training failed on this download, or too often in its round, whatever it began with.
-
-        A download that comes again is another one: it may bring what the disk lost.
-        """
-        failed = [one for one in self._failed_on if base is not None and one.manifest.round == base.manifest.round]
+        """Whether training failed on this download, or too often on its version: what comes again may repair it."""
+        failed = [one for one in self._failed_on if base is not None and is_same(one.manifest, base.manifest)]
         return len(failed) >= MAX_FAILURES or any(one is base for one in failed)
 
     def _read_round(self, round_index: int) -> None:
