@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replayfleet.export.batches import batches_for
 from replayfleet.export.files import read_file
 from replayfleet.export.latency import median_latencies_s
 from replayfleet.export.parameters import ParameterFile, read_parameter_file
@@ -109,7 +110,7 @@ def _inputs(batch_size: int, shape: Sequence[int]) -> Array:
 
 def _latencies(run: Run, input_shape: Sequence[int], kind: str, threads: int) -> Iterator[str]:
     # A sampler runs its network once for each of its steps: 64 images would take minutes.
-    for batch_size in (1,) if kind == "sampler" else (1, 64):
+    for batch_size in (1,) if kind == "sampler" else (1, batches_for(input_shape)[-1]):
         x = _inputs(batch_size, input_shape)
         seconds = median_latencies_s({"model": functools.partial(run, x)}, repeats=_REPEATS)["model"]
         yield f"{f'batch {batch_size}':<17} {seconds * 1e3:.2f} ms with {threads} threads"

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from replayfleet.export.batches import batches_for
 from replayfleet.export.running.artefact import Array, Run, scale
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
-BATCHES = (1, 2, 64)
 TOLERANCE = 1e-4
 DETECTOR_TOLERANCE = 1e-3
 """Of a detector's raw outputs: there are thousands, sums over more channels, and they reach tens where logits reach
@@ -70,16 +70,16 @@ def check_parity(
     reference: Run,
     input_shape: tuple[int, ...],
     *,
-    batches: Sequence[int] = BATCHES,
+    batches: Sequence[int] | None = None,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """Return the worst absolute difference over standard normal inputs of every batch size.
+    """Return the worst absolute difference over standard normal inputs of every batch size, ``batches_for`` if None.
 
     Raises:
         ParityError: It is larger than ``tolerance`` times the answers' ``scale``, or NaN, or the shapes differ.
     """
     overall = 0.0
-    for batch_size in batches:
+    for batch_size in batches or batches_for(input_shape):
         x = np.random.default_rng(batch_size).standard_normal((batch_size, *input_shape), dtype=np.float32)
         expected, found = reference(x), candidate(x)
         worst = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")

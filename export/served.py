@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import onnx
 
+from replayfleet.export.batches import batches_for
 from replayfleet.export.calibration import SampleSet
 from replayfleet.export.formats import Format
 from replayfleet.export.gate import Verdict, check_gate, compare_answers
@@ -30,8 +31,6 @@ from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 PROBE_SPREADS: Mapping[str, float] = {"onnx-fp16": 0.1, "onnx-int8": 0.5}
 """How far another runtime may be off a golden vector, in standard deviations of its answers: one that computes in
 float16 throughout, or whose sums fall on the other side of a step of INT8, isn't wrong."""
-
-_BATCHES = (1, 2, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def rounded_model(
         raise ArtefactRejected(Reason.TOO_LARGE, f"it has {len(data):,} bytes, devices take {MAX_SENT_GRAPH_BYTES:,}")
     run = OnnxModel(data, {}, num_threads=num_threads).run
     if row.max_spreads is not None:
-        batches = [samples.judging[:size] for size in _BATCHES]
+        batches = [samples.judging[:size] for size in batches_for(spec.image_shape)]
         check_rounding(row.name, run, exact.run, batches, row.max_spreads)
     verdict = check_gate(row.name, compare_answers(spec, samples.judging, exact.run, run, limit_points, drawn=False))
     batch = PICTURE_PROBE_BATCH if isinstance(spec, DetectionSpec) else PROBE_BATCH

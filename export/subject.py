@@ -11,10 +11,11 @@ import onnx
 from safetensors.numpy import save as format_safetensors
 from torch import nn
 
+from replayfleet.export.batches import batches_for
 from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.graphs.join import join
 from replayfleet.export.graphs.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
-from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
+from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import sampler_facts, sub_generator_facts, task_facts
 from replayfleet.models.build import build_generator, build_task_model
@@ -107,7 +108,7 @@ def build_subject(architecture: Architecture, parameters: Mapping[str, Array]) -
 
     load_parameters(module, parameters)
     facts = {**facts, "parameters_sha256": parameters_digest(parameters)}
-    return Subject(module, eager_run(module), input_shape, BATCHES, tolerance, graph, whole, facts)
+    return Subject(module, eager_run(module), input_shape, batches_for(input_shape), tolerance, graph, whole, facts)
 
 
 def parameters_digest(parameters: Mapping[str, Array]) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import replayfleet.export.graphs.graph
+from replayfleet.export.batches import BATCHES
 from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.graphs.join import join
-from replayfleet.export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
+from replayfleet.export.parity import TOLERANCE, ParityError, check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph

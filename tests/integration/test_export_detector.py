@@ -13,9 +13,10 @@ from torch import nn
 
 from replayfleet.aggregator.publisher import Publisher, export_graphs
 from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.export.batches import BATCHES
 from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.graphs.join import join
-from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, check_parity, eager_run
+from replayfleet.export.parity import DETECTOR_TOLERANCE, check_parity, eager_run
 from replayfleet.export.running.artefact import PROBED_ENTRIES, Array, check_probe, make_probe
 from replayfleet.export.running.detections import detections
 from replayfleet.export.running.facts import own_facts
