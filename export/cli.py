@@ -232,7 +232,7 @@ def detector(
         given["anchors"] = read_pairs("--anchors", anchors)
     sides: Any = (None, None)
     if picture_size is not None:
-        (pair,) = read_pairs("--picture-size", picture_size, count=1)
+        (pair,) = read_pairs("--picture-size", picture_size, count=1, example="64x32")
         if not all(side.is_integer() for side in pair):
             raise SettingsError(f"--picture-size {picture_size}: expected whole numbers of pixels, as 64x32")
         sides = [int(side) for side in pair]

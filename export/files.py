@@ -43,13 +43,16 @@ def read_class_names(text: str, *, at_least: int = 2) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_pairs(option: str, text: str, *, count: int | None = None) -> tuple[tuple[float, float], ...]:
+def read_pairs(
+    option: str, text: str, *, count: int | None = None, example: str = "0.5x0.25"
+) -> tuple[tuple[float, float], ...]:
     """Return the pairs of ``1x2,3x4``, or of a text file with one on each line.
 
     Args:
         option: for errors.
         text: what the operator wrote.
         count: how many there must be; any number from one if None.
+        example: a pair as it may be, for errors.
 
     Raises:
         SettingsError: Something is no pair of numbers, or there are too few or too many.
@@ -59,7 +62,7 @@ def read_pairs(option: str, text: str, *, count: int | None = None) -> tuple[tup
         try:
             first, second = (float(side) for side in entry.split("x"))
         except ValueError as error:
-            raise SettingsError(f"{option}: {entry!r} is no pair of numbers, expected as in 0.5x0.25") from error
+            raise SettingsError(f"{option}: {entry!r} is no pair of numbers, expected as in {example}") from error
         pairs.append((first, second))
     if not pairs or (count is not None and len(pairs) != count):
         raise SettingsError(f"{option}: {text!r} gives {len(pairs)} pairs, expected {count or 'one or more'}")
