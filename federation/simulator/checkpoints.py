@@ -138,13 +138,17 @@ class Checkpoints:
         """Return all completed rounds in order; only the last one's blobs still exist.
 
         Raises:
-            SettingsError: A file is damaged, or a round is missing.
+            SettingsError: A file is damaged, a round is missing, or a file holds another round than its name says.
         """
-        paths = sorted(self._folder.glob("round-*.json"))
-        snapshots = [_read_snapshot(path) for path in paths]
-        for number, snapshot in enumerate(snapshots):
+        snapshots = []
+        for number in range(self.num_rounds()):
+            path = self.round_path(number)
+            if not path.exists():
+                raise SettingsError(f"{path} is missing; start the run anew")
+            snapshot = _read_snapshot(path)
             if snapshot.record.round != number:
-                raise SettingsError(f"{self.round_path(number)} is missing; start the run anew")
+                raise SettingsError(f"{path} holds round {snapshot.record.round}; start the run anew")
+            snapshots.append(snapshot)
         return snapshots
 
     def round_path(self, number: int) -> Path:

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import itertools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,15 @@ def test_a_missing_round_is_noticed(tmp_path: Path):
     simulation(num_rounds=2).run(checkpoints=checkpoints)
     (tmp_path / "round-0000.json").unlink()
     with pytest.raises(SettingsError, match=r"round-0000\.json is missing"):
+        checkpoints.load()
+
+
+def test_a_checkpoint_of_another_round_is_told_from_a_missing_one(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    simulation(num_rounds=2).run(checkpoints=checkpoints)
+    shutil.copyfile(tmp_path / "round-0000.json", tmp_path / "round-0001.json")
+    with pytest.raises(SettingsError, match=r"round-0001\.json holds round 0; "):
         checkpoints.load()
 
 
