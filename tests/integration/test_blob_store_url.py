@@ -286,25 +286,38 @@ class Endless(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Bucket = Callable[[type[http.server.BaseHTTPRequestHandler]], tuple[str, ClaimStore]]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Return what opens a bucket that a handler answers for, and gives its URL too."""
     pytest.importorskip("s3fs")
+    with contextlib.ExitStack() as opened:
+
+        def answered_by(handler: type[http.server.BaseHTTPRequestHandler]) -> tuple[str, ClaimStore]:
+            server = opened.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            opened.callback(server.shutdown)
+            url = f"http://127.0.0.1:{server.server_port}"
+            for name, value in {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "ENDPOINT_URL": url}.items():
+                monkeypatch.setenv(f"AWS_{name}", value)
+            store = ClaimStore("s3://models/edge", FLEET)
+            opened.callback(store.close)
+            return url, store
+
+        yield answered_by
+
+
+def test_of_an_object_without_an_end_no_more_is_read_than_was_offered(tmp_path: Path, bucket: Bucket) -> None:
     Endless.sent = 0
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    store = ClaimStore("s3://models/edge", FLEET)
+    _, store = bucket(Endless)
     for _ in range(12):  # there are ten connections
         store.fetch("a" * 32, tmp_path / "fetched", 1 << 20).result(timeout=120)
         assert (tmp_path / "fetched").stat().st_size == 1 << 20
     with pytest.raises(OSError, match="how long"):
         store.fetch("chunked", tmp_path / "fetched", 1 << 20).result(timeout=120)
     assert Endless.sent < 1 << 29  # buffers on the way; the rest of a terabyte was not asked for
-    server.shutdown()
-    server.server_close()
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -331,21 +344,12 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
     ],
 )
 def test_a_store_that_sends_elsewhere_is_told_by_where_it_sends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, transfer: str, said: str
+    tmp_path: Path, bucket: Bucket, caplog: pytest.LogCaptureFixture, transfer: str, said: str
 ) -> None:
-    pytest.importorskip("s3fs")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    store = ClaimStore("s3://models/edge", FLEET)
+    url, store = bucket(Elsewhere)
     with pytest.raises(Exception):  # noqa: B017, PT011 -- whatever s3fs makes of it
         store.fetch(transfer, tmp_path / "fetched", 10).result(timeout=60)
-    assert f"http://127.0.0.1:{server.server_port} {said}" in caplog.text
-    store.close()
-    server.shutdown()
-    server.server_close()
+    assert f"{url} {said}" in caplog.text
 
 
 def failing() -> Iterator[bytes]:
