@@ -92,10 +92,17 @@ class Aside(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The upload ``version`` needs no more offers: it has its verdict, or its round is over (``dropped``)."""
+    """The upload ``version`` needs no more offers: it has its verdict, or its round is over (``dropped``).
+
+    Attributes:
+        version: of the upload's manifest.
+        outcome: ``accepted``, ``dropped``, or why it was refused.
+        counts_in: the round in which an accepted one counts, until that is over; None then, and of all others.
+    """
 
     version: int
     outcome: str
+    counts_in: int | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -270,15 +277,16 @@ class StateStore:
             return Pace(spec_digest, num_threads)
         return found
 
-    def settle(self, version: int, outcome: str) -> None:
-        """Note that the upload ``version`` is ``accepted``, ``dropped``, or refused for a reason."""
-        self._write("verdict", Settled(version, outcome))
+    def settle(self, version: int, outcome: str, *, counts_in: int | None = None) -> None:
+        """Note what became of the upload ``version``; with ``counts_in`` it stays pending until that round is over."""
+        self._write("verdict", Settled(version, outcome, counts_in))
 
-    def pending(self) -> TrainingCommit | None:
-        """The finished round whose upload has no verdict yet."""
-        commit = self.training()
-        settled = self._read("verdict", Settled)
-        return None if commit is None or (settled is not None and settled.version == commit.version) else commit
+    def pending(self) -> tuple[TrainingCommit | None, int | None]:
+        """The finished round whose upload has no verdict yet or counts in a round that isn't over, and in which."""
+        commit, settled = self.training(), self._read("verdict", Settled)
+        if commit is None or settled is None or settled.version != commit.version:
+            return commit, None
+        return (None if settled.counts_in is None else commit), settled.counts_in
 
     def hold(self, held: HeldDownload, *, on_probation: bool = False) -> None:
         """Make a download that passed its probe the one to serve, keeping the one before, or before it if unconfirmed.

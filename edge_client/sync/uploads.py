@@ -35,9 +35,8 @@ class UploadDesk:
 
     def reload(self) -> None:
         """Read what is pending from disk: at the start, and after training."""
-        self._commit = self._parts.records.pending()
-        self._offered_to, self._counts_in = "", None
-        self.problem = ""
+        self._commit, self._counts_in = self._parts.records.pending()
+        self._offered_to = self.problem = ""
         self._not_before = 0.0
         self._backoff.reset()
 
@@ -61,7 +60,7 @@ class UploadDesk:
             log.warning("upload lost by the aggregator", round=commit.round, next="it is offered again")
             self._offered_to, self._not_before, self._counts_in = "", now, None
         if held:
-            self._counts_in = word.round
+            self._keep(commit, word.round)
 
     def offer(self, instance: str, held: Manifest | None, now: float) -> None:
         """Offer the pending upload to this instance of the aggregator."""
@@ -97,7 +96,8 @@ class UploadDesk:
         if commit is None or event.manifest.version != commit.version or event.manifest.direction != "up":
             return False
         if verdict.accepted:
-            self._counts_in, self.problem = max(commit.round, verdict.counts_in), ""
+            self._keep(commit, max(commit.round, verdict.counts_in))
+            self.problem = ""
             log.info("upload accepted", round=commit.round, counts_in=self._counts_in, bytes=event.bytes_on_wire)
             self.last_upload_s = now - self._offered_at
             self._backoff.reset()
@@ -120,6 +120,12 @@ class UploadDesk:
             self._commit = None
         else:
             self._settle("dropped", "its round is over")
+
+    def _keep(self, commit: TrainingCommit, counts_in: int) -> None:
+        """Keep an upload that counts until its round is over, over a restart too, which else would call it unused."""
+        if counts_in != self._counts_in:
+            self._counts_in = counts_in
+            self._parts.records.settle(commit.version, "accepted", counts_in=counts_in)
 
     def _manifest(self, commit: TrainingCommit) -> Manifest:
         return Manifest(

@@ -27,16 +27,18 @@ def held(version: int, digit: str) -> HeldDownload:
 
 def test_an_upload_is_pending_until_its_own_version_is_settled(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
-    assert store.pending() is None
+    assert store.pending() == (None, None)
     store.commit_training(commit(version=5), SPEC)
-    assert store.pending() == commit(version=5)
+    assert store.pending() == (commit(version=5), None)
     store.settle(4, "accepted")
-    assert store.pending() == commit(version=5)
+    assert store.pending() == (commit(version=5), None)
+    store.settle(5, "accepted", counts_in=3)
+    assert StateStore(tmp_path).pending() == (commit(version=5), 3)
     store.settle(5, "accepted")
-    assert store.pending() is None
+    assert store.pending() == (None, None)
     assert store.training() == commit(version=5)
     store.commit_training(commit(4, 6), SPEC)
-    assert store.pending() == commit(4, 6)
+    assert store.pending() == (commit(4, 6), None)
 
 
 def under(seed: int) -> tuple[FleetSpec, TrainingCommit]:

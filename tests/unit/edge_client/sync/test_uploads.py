@@ -98,11 +98,29 @@ def test_an_accepted_upload_is_kept_until_its_round_is_over(made: Desk) -> None:
     assert made.verdict(accepted=True)
     assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
     made.desk.reload()
-    assert made.desk.pending("agreed") == Pending(HERE), "a client that restarts looks for it in the announcement"
+    assert made.desk.pending("agreed") == Pending(HERE, counts=True), "so knows a client that restarts"
+    made.desk.heard(said(holds=b"another."), 0.0)
+    assert made.desk.pending("agreed") == Pending(HERE), "unless the announcement says otherwise"
     made.desk.heard(said(holds=made.mark), 0.0)
     assert made.desk.pending("agreed") == Pending(HERE, counts=True)
     made.desk.let_go()
-    assert made.records.pending() is None
+    assert made.records.pending() == (None, None)
+
+
+@pytest.mark.parametrize("told", ["by its verdict", "by an announcement"])
+def test_a_client_that_restarts_after_the_round_of_its_accepted_upload_calls_it_no_unused_one(
+    made: Desk, caplog: pytest.LogCaptureFixture, told: str
+) -> None:
+    made.desk.offer("e1", HELD, 0.0)
+    if told == "by its verdict":
+        made.verdict(accepted=True)
+    else:
+        made.desk.heard(said(holds=made.mark), 0.0)
+    made.desk.reload()
+    made.desk.heard(said(b"another.", round_index=4), 0.0)
+    made.desk.let_go()
+    assert "upload not used" not in caplog.text
+    assert made.records.pending() == (None, None)
 
 
 def test_an_upload_that_the_aggregator_turns_out_not_to_hold_is_offered_again(made: Desk) -> None:
@@ -155,7 +173,7 @@ def test_a_rejected_upload_is_dropped_and_its_state_is_kept(reason: str, made: D
     made.desk.offer("e1", HELD, 0.0)
     made.verdict(accepted=False, reason=reason)
     assert made.desk.pending("agreed") is None
-    assert made.records.pending() is None
+    assert made.records.pending() == (None, None)
     training = made.records.training()
     assert training is not None
     assert training.state == (KNOWN,)
@@ -194,7 +212,7 @@ def test_an_upload_whose_blob_is_lost_is_dropped(made: Desk) -> None:
 
 def test_dropping_a_late_upload_survives_a_restart(made: Desk) -> None:
     made.desk.let_go()
-    assert made.records.pending() is None
+    assert made.records.pending() == (None, None)
 
 
 def test_an_upload_comes_to_the_socket_in_six_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
