@@ -14,6 +14,7 @@ from replayfleet.edge_client.bench.command import bench
 from replayfleet.edge_client.doctor.command import doctor
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.studio_command import studio
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, say, with_settings
@@ -42,11 +43,13 @@ def start(settings: ClientSettings) -> None:
 @click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `edge-client start`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
-    """Show what a client does, also while it runs."""
-    from replayfleet.edge_client.operator.status import lines, read_status
+    """Show what a client does, also while it runs; ends with 1 if it runs and has said nothing for half a minute."""
+    from replayfleet.edge_client.operator.status import lines, read_status, stale
 
     found = read_status(data_dir)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+    if problem := stale(found):
+        raise ReplayfleetError(problem)
 
 
 cli.add_command(doctor)

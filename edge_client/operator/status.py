@@ -13,9 +13,12 @@ from replayfleet.federation.service.data_dir import STATUS_FILE
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
+STALE_AFTER_S = 30.0
+"""A client that runs writes its status every five seconds, unless its disk takes nothing or it hangs."""
+
 
 def read_status(data_dir: Path) -> dict[str, Any]:
-    """Return the last status with ``running`` and ``age_s`` added.
+    """Return the last status with ``running`` and ``age_s`` added; a stale one isn't ``healthy``.
 
     Raises:
         SettingsError: No client ever ran there, or its status can't be read.
@@ -30,7 +33,19 @@ def read_status(data_dir: Path) -> dict[str, Any]:
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} can't be read ({error})") from error
     if not isinstance(found, dict):
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} is damaged")
-    return {"running": _runs(found.get("pid")), "age_s": round(age_s, 1), **found}
+    status = {"running": _runs(found.get("pid")), "age_s": round(age_s, 1), **found}
+    return {**status, "healthy": False} if stale(status) else status
+
+
+def stale(status: dict[str, Any]) -> str:
+    """Return why a status says nothing of now, its process being alive; empty if it isn't so."""
+    if not status["running"] or status["age_s"] <= STALE_AFTER_S:
+        return ""
+    return (
+        f"process {status['pid']} lives, and {STATUS_FILE} is {status['age_s']:.0f} s old, expected at most "
+        f"{STALE_AFTER_S:.0f}: what it says was so then. Either the disk takes nothing or the client hangs; see df, "
+        "its log and /healthz"
+    )
 
 
 def lines(status: dict[str, Any]) -> list[str]:

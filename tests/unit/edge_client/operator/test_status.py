@@ -1,6 +1,44 @@
 from __future__ import annotations
 
-from replayfleet.edge_client.operator.status import lines
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from replayfleet.edge_client.cli import cli
+from replayfleet.edge_client.operator.status import lines, read_status, stale
+from replayfleet.federation.errors import ReplayfleetError
+
+NOBODY = 2**22 + 1
+"""Above the largest process id of Linux."""
+
+
+def written(folder: Path, *, pid: int, age_s: float) -> None:
+    path = folder / "status.json"
+    path.write_text(json.dumps({"healthy": True, "pid": pid}))
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_an_old_status_of_a_process_that_lives_is_told_by_words_and_exit_code(tmp_path: Path) -> None:
+    written(tmp_path, pid=os.getpid(), age_s=7200.0)
+    done = CliRunner().invoke(cli, ["status", "--data-dir", str(tmp_path), "--json"])
+    said = json.loads(done.stdout)
+    assert (said["running"], said["healthy"]) == (True, False)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ReplayfleetError)
+    assert f"process {os.getpid()} lives, and status.json is 720" in str(done.exception)
+
+
+@pytest.mark.parametrize(("pid", "age_s"), [(os.getpid(), -3600.0), (NOBODY, 7200.0)])
+def test_a_fresh_status_and_one_of_a_client_that_ended_are_as_they_were_written(
+    tmp_path: Path, pid: int, age_s: float
+) -> None:
+    written(tmp_path, pid=pid, age_s=age_s)
+    status = read_status(tmp_path)
+    assert (status["running"], status["healthy"], stale(status)) == (pid == os.getpid(), True, "")
 
 
 def test_what_is_not_known_is_empty_and_what_has_parts_is_one_line() -> None:
