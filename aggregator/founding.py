@@ -79,7 +79,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     """Begin a run in a new store (True), or check that it is the one that the store holds.
 
     A store that an earlier version founded may lack settings that are asked for as what was done without them. Its own
-    spec stays the fleet's then, for what clients keep is bound to it.
+    spec stays the fleet's then, for what clients keep is bound to it. It may lack a name, and gets one.
 
     Raises:
         SettingsError: The store's run has another spec, began with another model, or has more rounds behind it than
@@ -122,6 +122,13 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         raise SettingsError(
             f"data dir: its run has {was}, now {now} is asked for; go on with {options}, or in another --data-dir"
         )
+    _check_equal(store, before, spec)
+    if not store.home():
+        store.move(own_epoch=False)
+    return False
+
+
+def _check_equal(store: AggregatorStore, before: FleetSpec, spec: FleetSpec) -> None:
     for name in spec.__struct_fields__:
         if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
             store.close()
@@ -129,7 +136,6 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
                 f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
                 "use the same, or another --data-dir"
             )
-    return False
 
 
 def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

@@ -69,8 +69,9 @@ class Releases:
     def __init__(self, keys: Path, *, may_found: bool = True) -> None:
         if not may_found and not _numbers(keys):
             raise SettingsError(
-                f"{keys} holds no root any more, so no device would take this aggregator's word; put the folder back "
-                "from a backup, or `aggregator serve --take-over` makes new ones, which every device must be given then"
+                f"{keys} holds no root, so no device would take this aggregator's word: it was lost, or this fleet was "
+                "begun by a version that signed nothing. Put the folder back from a backup; where there is none, "
+                "`aggregator serve --take-over` makes new keys, which every device that had others must be given then"
             )
         if not _numbers(keys) or _is_half_done(keys):
             with _alone(keys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ from replayfleet.aggregator.coordinator import announcement
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.store import DATABASE
 from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.codec import encode
@@ -97,7 +100,7 @@ def test_a_fleet_whose_keys_are_gone_is_given_others_on_purpose_alone(tmp_path: 
     fleet.kill_aggregator()
     fleet.keys.rename(tmp_path / "lost")
     fleet.keys.mkdir()  # as the session's own key does
-    with pytest.raises(SettingsError, match=r"holds no root any more.*put the folder back"):
+    with pytest.raises(SettingsError, match=r"holds no root,.*Put the folder back"):
         fleet.new_service()
     assert not list(fleet.keys.iterdir())
     fleet.keys.rmdir()
@@ -108,6 +111,25 @@ def test_a_fleet_whose_keys_are_gone_is_given_others_on_purpose_alone(tmp_path: 
     shutil.rmtree(fleet.keys)
     fleet.claim = Claim.TAKE_OVER
     fleet.new_service()
+    fleet.close()
+
+
+def test_a_fleet_of_before_there_were_keys_and_names_of_stores_is_taken_up_on_purpose(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    shutil.rmtree(fleet.keys)
+    with contextlib.closing(sqlite3.connect(fleet.tmp_path / "aggregator" / DATABASE)) as database, database:
+        database.execute("DELETE FROM facts WHERE name = 'home'")
+    with pytest.raises(SettingsError, match="or this fleet was begun by a version that signed nothing"):
+        fleet.new_service()
+    fleet.claim = Claim.TAKE_OVER
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.service.coordinator.leads, for_s=5)
+    named = fleet.store.home()
+    fleet.kill_aggregator()
+    fleet.new_service()
+    assert fleet.store.home() == named != ""
     fleet.close()
 
 
