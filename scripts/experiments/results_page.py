@@ -43,8 +43,9 @@ AA and AR: mean accuracy and mean regret against Centralized over all rounds, in
 AA{late} and AR{late}: over the last {late}. Unfinished runs count with the rounds that they made, and say how many.
 Just met and long ago: accuracy on classes that a client met in the round, and on those that it met last at least {old}
 rounds ago. CPU time is that of training and aggregation, without evaluation; it and the samples are those of seeds that
-ran without a GPU. Of everything: bytes that travelled, of those that sending all its models and sub-generators in every
-round as float32 would take.
+ran without a GPU. Runs were made on several machines, on which the same work took up to four times the CPU time:
+compare the samples. Of everything: bytes that travelled, of those that sending all its models and sub-generators in
+every round as float32 would take.
 """
 
 _T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
@@ -427,7 +428,9 @@ def _processor_seconds(pairs: Sequence[tuple[Found, Found]]) -> str:
         return sum(sum(client.cpu_s.values()) for client in clients)
 
     sides = (_mean(seconds(found.raw.rounds) for found in side) for side in zip(*pairs, strict=True))
-    return " and ".join(f"{side:.0f}" for side in sides) + " CPU seconds"
+    machines = {tuple(sorted(made.items())) for pair in pairs for found in pair for made, _, _ in _makers(found.raw)}
+    where = ", on machines that differ" if len(machines) > 1 else ""
+    return " and ".join(f"{side:.0f}" for side in sides) + f" CPU seconds{where}"
 
 
 def _name(name: str) -> str:

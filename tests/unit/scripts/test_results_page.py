@@ -71,6 +71,17 @@ def test_numbers_stand_in_the_page_and_what_isnt_run_is_said(tmp_path: Path):
     assert len(charts) == 2
 
 
+@pytest.mark.parametrize(("system", "said"), [("", "CPU seconds."), ("other", "CPU seconds, on machines that differ.")])
+def test_processor_time_of_machines_that_differ_is_not_shown_as_if_it_compared(tmp_path: Path, system: str, said: str):
+    out, result = committed(tmp_path / "out", "small", "small-epochs"), a_result()
+    if system:
+        made = msgspec.structs.replace(result, hardware={**result.hardware, "system": system})
+        path = out / "small-epochs/runs/centralized/gradual/fashion-mnist/seed-0/result.json"
+        path.write_bytes(made.encode())
+    pack(out, tmp_path / "runs.tar.xz")
+    assert said in page_of(found_in(unpacked(tmp_path / "runs.tar.xz")))[0]
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_every_block_asks_for_something_that_its_table_can_run(block: Block, tmp_path: Path):
     choice = choice_of(block, tmp_path)
