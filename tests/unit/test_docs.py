@@ -16,8 +16,11 @@ import pytest
 from replayfleet.edge_client.frames.views import fitted
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.data_dir import FORMAT_VERSION
 from replayfleet.federation.service.waits import Why
 from replayfleet.federation.streams.files.picture_files import read_picture
+from replayfleet.federation.wire.protocol.messages import PROTOCOL_VERSION
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.models.specs import TaskSpec
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +38,13 @@ def _anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_has_a_heading_in_the_list_of_errors(reason: Reason) -> None:
     assert reason.value in _headings(ROOT / "docs/errors.md")
+
+
+def test_the_numbers_that_an_update_may_change_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+    assert f"`format` in `fleet.json`: {FORMAT_VERSION} |" in text
+    version = topic_of("fleet", "round").split("/")[1]
+    assert f"`{version}` in their topics, and a byte of every frame: {PROTOCOL_VERSION} |" in text
 
 
 @pytest.mark.parametrize("why", Why)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.data_dir import FORMAT_VERSION, claim_data_dir
 
 
 def test_a_data_dir_can_be_claimed_again_by_its_owner(tmp_path: Path):
@@ -25,6 +26,15 @@ def test_a_data_dir_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, c
     with pytest.raises(SettingsError, match="belongs to"):
         claim_data_dir(tmp_path, **{**mine, **change})
     assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
+def test_a_data_dir_of_another_format_is_refused_and_left_alone(tmp_path: Path):
+    marker = tmp_path / "fleet.json"
+    marker.write_text(json.dumps({"format": FORMAT_VERSION + 1, "fleet": "f", "role": "client", "owner": ""}))
+    before = marker.read_bytes()
+    with pytest.raises(SettingsError, match=f"belongs to format {FORMAT_VERSION + 1}"):
+        claim_data_dir(tmp_path, fleet="f", role="client")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("fleet.json", before)]
 
 
 def test_a_full_disk_keeps_nobody_from_its_own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
