@@ -7,19 +7,29 @@ worker, or the whole cluster, loses time. Equal PyTorch, processors and threads 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
+import itertools
 import logging
+import multiprocessing
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from replayfleet.federation.children import child_command, end, ending
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 HERE = "here"
-TRIES = 5
-"""How often a task is done again whose worker died; after that it is done in this process."""
+START_S = 60.0
+"""How long a start waits for the cluster; one that is there later is used from then on."""
+AGAIN_S = 60.0
+"""After how long a cluster that isn't there is looked for again."""
+GOODBYE_S = 10.0
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,32 +53,37 @@ def check_engine(text: str) -> str:
 
 
 class RayEngine:
-    """Does work as tasks of a Ray cluster.
+    """Does work as tasks of a Ray cluster, and here while there is none; a process of its own drives the cluster.
 
     Args:
         address: ``ray``: a cluster that is started on this machine, and ends with this process; ``ray://HOST:PORT``.
         num_threads: of one operation; results depend on their number.
         num_workers: of a cluster that is started; None: one for each core.
+        start_s: how long to wait for the cluster; None: until it is there or can't be.
+        again_s: after how long to look for it again.
 
     Raises:
-        SettingsError: Ray isn't installed, or the cluster can't be reached or started.
+        SettingsError: Ray isn't installed.
     """
 
-    def __init__(self, address: str, num_threads: int, num_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        num_threads: int,
+        num_workers: int | None = None,
+        *,
+        start_s: float | None = START_S,
+        again_s: float = AGAIN_S,
+    ) -> None:
         check_engine(address)
-        self._ray: Any = importlib.import_module("ray")
-        self._num_threads = num_threads
-        where: dict[str, Any] = {"address": address}
-        if (
-            address == "ray"
-        ):  # Ray listens wherever the machine has an address; from version 2.60 on it asks for a token
-            where = {"num_cpus": num_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.2"}
-        try:
-            self._ray.init(log_to_driver=False, configure_logging=False, **where)
-            self._size = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        except Exception as error:  # Ray's own kinds, grpc's, and those of the system
-            raise SettingsError(f"engine {address}: no Ray cluster ({' '.join(str(error).split())[:300]})") from error
-        self._task: Any = self._ray.remote(max_retries=TRIES, num_cpus=1)(_work)
+        self._pickled: Any = importlib.import_module("ray.cloudpickle")
+        self._address, self._num_threads = address, num_threads
+        self._command = (address, str(num_workers or 0), str(again_s))
+        self._numbers = itertools.count()  # of all tasks: an answer may outlive the call that waited for it
+        self._size = 0  # how many tasks the cluster does at a time; 0 while there is none
+        self._told = self._closed = False
+        self._begin()
+        self._look(start_s)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Return ``function`` of every item, in order; both are pickled, so they are values and open nothing.
@@ -77,14 +92,18 @@ class RayEngine:
             Exception: The first error of ``function`` itself. That a worker or the cluster is lost is none.
         """
         results: dict[int, R] = {}
-        begun: dict[Any, tuple[int, T]] = {}
-        shared: Any = None
+        begun: dict[int, tuple[int, T]] = {}
+        if not self._size:
+            self._look(0)
+        if self._size:
+            self._say(self._pickled.dumps(functools.partial(_work, function, self._num_threads)))
         for place, item in enumerate(items):
-            try:
-                shared = self._ray.put(function) if shared is None else shared
-                begun[self._task.remote(shared, item, self._num_threads)] = (place, item)
-            except self._ray.exceptions.RayError as error:
-                results[place] = self._here(function, item, error)
+            if not self._size:
+                results[place] = function(item)
+                continue
+            number = next(self._numbers)
+            begun[number] = (place, item)
+            self._say((number, self._pickled.dumps(item)))
             while len(begun) > 2 * self._size:
                 self._collect(function, begun, results)
         while begun:
@@ -93,28 +112,90 @@ class RayEngine:
 
     def close(self) -> None:
         """Leave the cluster; end one that was started."""
-        self._ray.shutdown()
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._connection.send(None)
+        end(self._driver, GOODBYE_S)
+        self._connection.close()
 
-    def _collect(self, function: Callable[[T], R], begun: dict[Any, tuple[int, T]], results: dict[int, R]) -> None:
-        errors = self._ray.exceptions
+    def _collect(self, function: Callable[[T], R], begun: dict[int, tuple[int, T]], results: dict[int, R]) -> None:
+        number, done = self._hear() if self._size else (None, b"")
+        if not self._size:  # the cluster is gone: each is done here
+            results.update((place, function(item)) for place, item in begun.values())
+            begun.clear()
+        elif number in begun:
+            place, item = begun.pop(number)
+            if isinstance(done, bytes):
+                results[place] = self._pickled.loads(done)
+            else:
+                log.warning("work lost error=%s next=done in this process", done)
+                results[place] = function(item)
+
+    def _begin(self) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            command = child_command(
+                "replayfleet.federation.service.ray_driver",
+                str(theirs.fileno()),
+                *self._command,
+                program=sys.argv[0],  # Ray's workers may import what lies beside it
+            )
+            self._driver = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # as here, for workers too
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # Ray's last words are its whole log
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
+
+    def _look(self, timeout_s: float | None) -> None:
+        """Hear from a driver that was begun whether there is a cluster."""
         try:
-            (ready, *_), _ = self._ray.wait(list(begun), num_returns=1)
-        except errors.RayError:
-            ready = next(iter(begun))  # the cluster is gone: each is done here
-        place, item = begun.pop(ready)
+            said = self._connection.recv() if self._connection.poll(timeout_s) else "it isn't there yet"
+        except (EOFError, OSError):
+            self._lose()
+            return
+        if isinstance(said, int):
+            log.info("Ray cluster found engine=%s workers=%d", self._address, said)
+            self._size, self._told = said, False
+        else:
+            self._tell(said)
+
+    def _say(self, message: object) -> None:
         try:
-            results[place] = self._ray.get(ready)
-        except errors.RayTaskError as error:
-            raise error.cause from error
-        except errors.RayError as error:
-            results[place] = self._here(function, item, error)
+            self._connection.send(message)
+        except OSError:
+            self._lose()
 
-    def _here(self, function: Callable[[T], R], item: T, error: Exception) -> R:
-        log.warning("work lost error=%s next=done in this process", " ".join(str(error).split())[:200])
-        return function(item)
+    def _hear(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._lose()
+            return None, b""
+
+    def _lose(self) -> None:
+        """Begin another driver in place of one that ended, and wait for nothing."""
+        self._size = 0
+        self._tell(ending(self._driver, 1.0))
+        end(self._driver, 0.0)
+        if not self._closed:
+            with contextlib.suppress(OSError):  # the next look finds out
+                self._begin()
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            log.warning(
+                "no Ray cluster engine=%s error=%s next=work is done in this process until there is one",
+                self._address,
+                why,
+            )
+        self._told = True
 
 
-def _work(function: Callable[[T], R], item: T, num_threads: int) -> R:
+def _work(function: Callable[[T], R], num_threads: int, item: T) -> R:
     prepare_torch(num_threads)
     return function(item)
 

@@ -39,7 +39,7 @@ from replayfleet.federation.methods.steps import serving
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.methods.steps.serving import BEST, Served
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
-from replayfleet.federation.service.engine import HERE, engine
+from replayfleet.federation.service.engine import HERE, RayEngine
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.service.fleet.spec import build_method, make_spec, method_of
 from replayfleet.federation.service.fleet.task import task_of
@@ -425,8 +425,7 @@ def test_on_ray_all_stays_equal_though_workers_are_killed_while_they_aggregate(
         return cluster.map(sometimes, items)
 
     calls: list[int] = []
-    with engine("ray", 1, 2) as cluster:
-        assert cluster is not None
+    with contextlib.closing(RayEngine("ray", 1, 2, start_s=None)) as cluster:
         assert deployed("pfedgrp", data_root, tmp_path, connect, "eager", [0, 1], deadly) == expected
     assert list(killed.iterdir())
     assert len(calls) == 2 * num_rounds("pfedgrp")

@@ -1,13 +1,19 @@
-"""Work for clients on a real Ray cluster of two workers, on this machine."""
+"""Work for clients on real Ray clusters, on this machine."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +22,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service import engine as engine_module
 from replayfleet.federation.service.engine import RayEngine, check_engine
 from replayfleet.federation.service.torch_setup import prepare_torch
 
@@ -30,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayEngine]:
-    engine = RayEngine("ray", num_threads=1, num_workers=2)
+    engine = RayEngine("ray", num_threads=1, num_workers=2, start_s=None)
     yield engine
     engine.close()
 
@@ -135,24 +142,102 @@ def a_round() -> tuple[Any, Any, dict[str, Any]]:
     return method, method.initial_states()[1], uploads
 
 
-def test_when_the_whole_cluster_is_gone_the_work_is_done_here(caplog: pytest.LogCaptureFixture) -> None:
-    engine = RayEngine.__new__(RayEngine)
-    import ray
+def items(then: Callable[[], None]) -> Iterator[int]:
+    """Seeds, the last of which come after ``then``; a cluster of two workers has answered four of them by then."""
+    yield from range(8)
+    then()
+    yield from range(8, 12)
 
-    engine._ray, engine._num_threads, engine._size = ray, 1, 2
 
-    class Gone:
-        def remote(self, *_: Any) -> Any:
-            raise ray.exceptions.RayActorError
+def check_that_both_did_it(done: list[tuple[int, torch.Tensor]]) -> None:
+    assert all(torch.equal(found, trained(seed)[1]) for seed, (_, found) in enumerate(done))
+    assert len(done) == 12
+    assert {os.getpid()} < {pid for pid, _ in done}
 
-    engine._task = Gone()
-    ray_put, ray.put = ray.put, lambda value: value
+
+def until_used(engine: RayEngine) -> None:
+    while os.getpid() in {pid for pid, _ in engine.map(trained, range(2))}:
+        pass
+
+
+@on_a_cluster
+def test_without_its_raylet_the_work_is_done_here_and_then_on_another_cluster(
+    cluster: RayEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill_the_raylet() -> None:
+        (raylet,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "raylet")
+        raylet.kill()
+
+    check_that_both_did_it(cluster.map(trained, items(kill_the_raylet)))
+    until_used(cluster)  # Ray ends what drove the old one, and not us
+    assert "no Ray cluster engine=ray" in caplog.text
+
+
+@contextlib.contextmanager
+def head(port: int) -> Iterator[Callable[[], None]]:
+    """Run a cluster of two workers that others reach at ``port``; yields what kills it."""
+    settings = f"--head --block --node-ip-address=127.0.0.2 --port=0 --ray-client-server-port={port} --num-cpus=2"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", *settings.split(), "--include-dashboard=false"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+    def kill() -> None:
+        for one in psutil.Process().children(recursive=True):
+            if process.pid in {one.pid, *(parent.pid for parent in one.parents())}:
+                one.kill()
+        process.wait()
+
     try:
-        done = engine.map(trained, range(2))
+        yield kill
     finally:
-        ray.put = ray_put
-    assert [pid for pid, _ in done] == [os.getpid()] * 2
-    assert "done in this process" in caplog.text
+        if process.poll() is None:
+            kill()
+
+
+@on_a_cluster
+def test_a_cluster_elsewhere_may_be_away_at_the_start_come_go_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of this test, and as long as Ray wants it")
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")
+    with contextlib.closing(RayEngine(f"ray://127.0.0.2:{(port := closed_port())}", 1, again_s=0.2)) as engine:
+        assert {pid for pid, _ in engine.map(trained, range(2))} == {os.getpid()}
+        with head(port) as kill:
+            until_used(engine)
+            check_that_both_did_it(engine.map(trained, items(kill)))
+        with head(port):
+            until_used(engine)
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_while_there_is_no_cluster_the_work_is_done_here(caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.closing(RayEngine(f"ray://127.0.0.2:{closed_port()}", 1, again_s=0, start_s=None)) as engine:
+        for _ in range(2):
+            assert engine.map(lambda item: (os.getpid(), item), range(2)) == [(os.getpid(), 0), (os.getpid(), 1)]
+    (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "Connection refused" in said, "and once is enough"
+    assert "done in this process until there is one" in said
+
+
+def test_a_driver_that_ends_after_its_first_task_leaves_the_others_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = """import sys, ray.cloudpickle as pickled
+from multiprocessing.connection import Connection
+parent = Connection(int(sys.argv[1]))
+parent.send(2)
+function = pickled.loads(parent.recv())
+number, item = parent.recv()
+parent.send((number, pickled.dumps(function(pickled.loads(item)))))"""
+    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", brief, fd))
+    with contextlib.closing(RayEngine("ray", 1, start_s=None)) as engine:
+        done = engine.map(lambda item: (os.getpid(), item), range(12))
+    assert [item for _, item in done] == list(range(12))
+    assert [pid == os.getpid() for pid, _ in done] == [False] + 11 * [True]
 
 
 @pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "ray://1.2.3.4", "there"])
