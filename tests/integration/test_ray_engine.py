@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def check_that_both_did_it(done: list[tuple[int, torch.Tensor]]) -> None:
 
 def until_used(engine: RayEngine) -> None:
     while os.getpid() in {pid for pid, _ in engine.map(trained, range(2))}:
-        pass
+        time.sleep(0.5)
 
 
 @on_a_cluster
