@@ -417,7 +417,7 @@ def test_what_was_trained_is_let_go_though_no_download_of_its_epoch_is_ever_serv
     made.hear(outpaced(3, 1))
     made.trained(3, (1 << 32) + 2)
     made.hear(announcement(4), outpaced(4, 3))
-    assert made.records.pending() is None
+    assert made.records.pending() == (None, None)
     assert made.trainer.jobs[-1].manifest.round == 4
 
 

@@ -32,13 +32,13 @@ def test_an_old_status_of_a_process_that_lives_is_told_by_words_and_exit_code(tm
     assert f"process {os.getpid()} lives, and status.json is 720" in str(done.exception)
 
 
-@pytest.mark.parametrize(("pid", "age_s"), [(os.getpid(), -3600.0), (NOBODY, 7200.0)])
+@pytest.mark.parametrize(("lives", "age_s"), [(True, -3600.0), (False, 7200.0)])
 def test_a_fresh_status_and_one_of_a_client_that_ended_are_as_they_were_written(
-    tmp_path: Path, pid: int, age_s: float
+    tmp_path: Path, lives: bool, age_s: float
 ) -> None:
-    written(tmp_path, pid=pid, age_s=age_s)
+    written(tmp_path, pid=os.getpid() if lives else NOBODY, age_s=age_s)
     status = read_status(tmp_path)
-    assert (status["running"], status["healthy"], stale(status)) == (pid == os.getpid(), True, "")
+    assert (status["running"], status["healthy"], stale(status)) == (lives, True, "")
 
 
 def test_what_is_not_known_is_empty_and_what_has_parts_is_one_line() -> None:
