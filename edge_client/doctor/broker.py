@@ -9,7 +9,7 @@ from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 from replayfleet.edge_client.doctor.keys import expiry
-from replayfleet.edge_client.operator.status import read_status
+from replayfleet.edge_client.operator.status import read_status, stale
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
@@ -95,6 +95,8 @@ def look_at_session(data_dir: Path | None) -> list[Finding]:
         return []  # none has run here
     if not status.get("running"):
         return []
+    if problem := stale(status):
+        return [failure("broker.session", problem)]
     said = str(status.get("broker", ""))
     if said == "connected":
         return [ok("broker.session", "the client that runs here is connected")]

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from replayfleet.edge_client.cli import cli
+from replayfleet.edge_client.doctor.broker import look_at_session
 from replayfleet.edge_client.operator.status import lines, read_status, stale
 from replayfleet.federation.errors import ReplayfleetError
 
@@ -18,7 +19,7 @@ NOBODY = 2**22 + 1
 
 def written(folder: Path, *, pid: int, age_s: float) -> None:
     path = folder / "status.json"
-    path.write_text(json.dumps({"healthy": True, "pid": pid}))
+    path.write_text(json.dumps({"healthy": True, "pid": pid, "broker": "connected"}))
     os.utime(path, (time.time() - age_s,) * 2)
 
 
@@ -30,6 +31,7 @@ def test_an_old_status_of_a_process_that_lives_is_told_by_words_and_exit_code(tm
     assert done.exit_code == 1
     assert isinstance(done.exception, ReplayfleetError)
     assert f"process {os.getpid()} lives, and status.json is 720" in str(done.exception)
+    assert [found.status for found in look_at_session(tmp_path)] == ["failure"], "the doctor doesn't trust it either"
 
 
 @pytest.mark.parametrize(("lives", "age_s"), [(True, -3600.0), (False, 7200.0)])
