@@ -22,6 +22,7 @@ from replayfleet.edge_client.sync.download import is_same, serves_best
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
 from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
+from replayfleet.edge_client.sync.reports import ReportDesk
 from replayfleet.edge_client.sync.session_logic import NOWHERE, Place, Situation, Step, next_step
 from replayfleet.edge_client.sync.uploads import UploadDesk
 from replayfleet.federation.errors import SettingsError
@@ -51,7 +52,8 @@ class Client:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._downloads = DownloadDesk(parts)
+        self._reports = ReportDesk(parts)
+        self._downloads = DownloadDesk(parts, self._reports)
         self._uploads = UploadDesk(parts)
         self._choices = ChoiceDesk(parts, self._downloads)
         self._following = Following(parts.gate.fleet)
@@ -144,13 +146,14 @@ class Client:
 
     @property
     def measured(self) -> Mapping[str, float]:
-        """What the newest report says of the served model; empty before the first."""
-        return self._downloads.measured
+        """What the newest report says of the served model; empty before the first. Safe to call from another thread."""
+        newest = self._reports.newest
+        return {} if newest is None else newest.metrics
 
     @property
     def measured_round(self) -> int:
         """Of the download whose model the newest report is of; -1 before the first."""
-        return self._downloads.measured_round
+        return -1 if self._reports.newest is None else self._reports.newest.round
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -171,8 +174,8 @@ class Client:
     @property
     def finished(self) -> bool:
         """Whether the run is over, its final model is served, and the aggregator was told."""
-        held = self._downloads.held
-        reported = held is not None and self._downloads.reported_version >= held.manifest.version
+        held, newest = self._downloads.held, self._reports.newest
+        reported = held is not None and newest is not None and newest.version >= held.manifest.version
         return self.step is Step.FINISHED and reported
 
     def start(self) -> None:
@@ -248,7 +251,7 @@ class Client:
             case Concluded():
                 if self._uploads.concluded(event, now):
                     place = Place(event.manifest.epoch, event.manifest.round)
-                    self._downloads.contribute(place, {"bytes_up": float(event.bytes_on_wire)})
+                    self._reports.contribute(place, {"bytes_up": float(event.bytes_on_wire)})
             case Failed():
                 self._downloads.failed(event)
                 self._uploads.failed(event.error, now)
@@ -284,7 +287,7 @@ class Client:
         if before is None or (before.round, before.state) != (announcement.round, announcement.state):
             log.info("announced", round=announcement.round, state=announcement.state)
         if before is not None and before.instance != announcement.instance:
-            self._downloads.repeat_report()
+            self._reports.repeat()
         if before is None or before.instance != announcement.instance:
             self._downloads.repeat_rollback()
         waiting, self._waiting = list(self._waiting.values()), {}
@@ -319,10 +322,10 @@ class Client:
         remembered = self._parts.records.remembered(agreed.spec)
         self.privacy = "" if remembered is None else remembered.privacy
         self._failed_on.clear()
-        self._downloads.forget_contributions()
+        self._reports.forget_contributions()
         if source is not None and (more_classes or source is not self.source):
             self.source = source
-            self._downloads.measure_on(source.samples, agreed.task)
+            self._reports.measure_on(source.samples, agreed.task)
 
     def _situation(self) -> Situation:
         agreed, base = self._agreed, self._base()
@@ -456,7 +459,7 @@ class Client:
                 "sub_generators_held": float(commit.num_sub_generators),
                 **({} if commit.epsilon is None else {"dp_epsilon": commit.epsilon, "dp_delta": commit.delta or 0.0}),
             }
-            self._downloads.contribute(self._trained, measures)
+            self._reports.contribute(self._trained, measures)
         self._uploads.reload()
 
     def _forget_samples(self) -> None:

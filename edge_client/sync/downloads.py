@@ -1,24 +1,22 @@
-"""Downloads, from the aggregator's offer to the verdict and the report: receive, install, hold, measure."""
+"""Downloads, from the aggregator's offer to the verdict: receive, install, hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from replayfleet.edge_client.flow import SampleSource
-from replayfleet.edge_client.learning.quality import quality
 from replayfleet.edge_client.serving.slot import RollBack, ServedModel
 from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, spec_digest
 from replayfleet.edge_client.sync.download import candidate, is_same, serves_best
 from replayfleet.edge_client.sync.parts import Parts
-from replayfleet.edge_client.sync.session_logic import Place
+from replayfleet.edge_client.sync.reports import ReportDesk
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Report, RolledBack
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, RolledBack
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.models.specs import AnyTaskSpec
@@ -54,10 +52,15 @@ class Installed:
 
 
 class DownloadDesk:
-    """Sees to it that the newest download is served, held on disk and reported on."""
+    """Sees to it that the newest download is served and held on disk.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    Args:
+        parts: collaborators.
+        reports: measure what is served.
+    """
+
+    def __init__(self, parts: Parts, reports: ReportDesk) -> None:
+        self._parts, self._reports = parts, reports
         gone = parts.records.begin()
         self._held = parts.records.held()
         if gone is not None and self._held is not None:
@@ -76,27 +79,16 @@ class DownloadDesk:
         self._undecided: tuple[Arrived, Agreement] | None = None
         self._untold: tuple[str, Manifest, str] | None = None
         self._shared: Manifest | None = None
-        self._report: Report | None = None
         self._shared_bytes = 0
-        self._measured_version = -1
         self._collect_due = True
-        self._task: AnyTaskSpec | None = None
         self.problem = ""
         """Why the newest download isn't served; empty if it is, or none came."""
         self.coming: HeldDownload | None = None
         """What arrived, is verified and is about to be served; None if there is none, or a choice has to be made."""
-        self.source: SampleSource | None = None
-        """What the served model is measured on; set once the fleet's task is known."""
-        self._measures: dict[Place, dict[str, float]] = {}
 
     @property
     def held(self) -> HeldDownload | None:
         return self._held
-
-    @property
-    def reported_version(self) -> int:
-        """The version that was reported on last; -1 before the first."""
-        return -1 if self._report is None else self._report.version
 
     @property
     def sent_away(self) -> SentAway | None:
@@ -261,8 +253,7 @@ class DownloadDesk:
                 log.warning("the aggregator's notice", version=manifest.version, notice=manifest.notice)
             down = {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
-            place = Place(manifest.epoch, manifest.round)
-            self._measure(done.served, self._contributed(place) | _measures_of(download.choice) | down)
+            self._reports.measure(done.served, _measures_of(download.choice) | down)
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
@@ -287,31 +278,6 @@ class DownloadDesk:
         self._parts.receiving.pop(event.transfer_id, None)
         self._parts.disk.takes(event.error)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
-
-    def contribute(self, place: Place, measures: Mapping[str, float]) -> None:
-        """Add metrics of a trained round to the report on the first model after it."""
-        self._measures.setdefault(place, {}).update(measures)
-        for earlier in sorted(self._measures)[:-2]:  # one waits for its model, and the next trains beside the swap
-            del self._measures[earlier]
-
-    def forget_contributions(self) -> None:
-        """The fleet agreed anew: rounds count from the start."""
-        self._measures = {}
-
-    def _contributed(self, place: Place) -> dict[str, float]:
-        earlier = sorted(each for each in self._measures if each < place)
-        return {name: value for each in earlier for name, value in self._measures.pop(each).items()}
-
-    def measure_on(self, source: SampleSource, task: AnyTaskSpec) -> None:
-        """Measure on ``source`` from now on, beginning with what is served already."""
-        self.source, self._task = source, task
-        self._measure_unless_reported()
-
-    def repeat_report(self) -> None:
-        """Send the last report again: the aggregator restarted, and keeps none."""
-        if self._report is not None:
-            parts = self._parts
-            parts.publish(topic_of(parts.gate.fleet, "control", parts.client_id), encode(self._report), False)
 
     def tell_held(self) -> None:
         """Confirm the held download to the aggregator, as soon as its record is on disk. Call often."""
@@ -359,7 +325,7 @@ class DownloadDesk:
         def installed(done: Installed, now: float) -> None:
             log.info("serving from disk", version=manifest.version, round=manifest.round)
             if self._held is download or not self._on_probation:
-                self._measure_unless_reported()
+                self._reports.measure_unless_reported()
 
         task = agreement(download.spec).task
         self._parts.jobs.submit(lambda: self._install(download.served, task), installed, failed)
@@ -388,49 +354,6 @@ class DownloadDesk:
         self._held, self._sent_away, self._on_probation = back, gone, False
         self._collect_due = True
         self.repeat_rollback()
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """What the newest report says; safe to call from another thread."""
-        return {} if self._report is None else self._report.metrics
-
-    @property
-    def measured_round(self) -> int:
-        """Whose round's model the newest report is of; -1 before the first."""
-        return -1 if self._report is None else self._report.round
-
-    def _measure_unless_reported(self) -> None:
-        """After a start from disk the aggregator still waits for a report on what is served."""
-        served = self._parts.slot.active
-        if served is not None and self.source is not None and self._measured_version != served.version:
-            self._measure(served, {})
-
-    def _measure(self, served: ServedModel, measures: Mapping[str, float]) -> None:
-        """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
-        source, self._measured_version = self.source, served.version
-        task = self._task
-
-        def work() -> tuple[dict[str, float], int]:
-            samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)
-            if samples is None or not len(samples) or task is None:
-                return {}, 0
-            return quality(served.model, samples, task), len(samples)
-
-        def measured(result: tuple[dict[str, float], int], now: float) -> None:
-            found, num_test = result
-            streamed = {} if source is None else dict(source.measures())
-            metrics = {**measures, **self._parts.frame_measures(), **streamed, **found, "num_test": float(num_test)}
-            self._report = Report(self._parts.client_id, served.round, served.version, metrics)
-            told = {name: round(value, 4) for name, value in (*found.items(), *streamed.items()) if "/" not in name}
-            said: dict[str, object] = {**told} if told else {"accuracy": "unknown"}
-            log.info("report", round=served.round, version=served.version, **said)
-            self.repeat_report()
-
-        def failed(error: Exception, now: float) -> None:
-            log.warning("accuracy not measured", version=served.version, reason=error)
-            measured(({}, 0), now)
-
-        self._parts.jobs.submit(work, measured, failed)
 
     def _serves(self, manifest: Manifest) -> bool:
         served = self._parts.slot.active

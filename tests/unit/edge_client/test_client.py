@@ -422,11 +422,15 @@ def test_what_was_trained_is_let_go_though_no_download_of_its_epoch_is_ever_serv
 
 
 def test_measures_of_rounds_whose_models_are_never_served_take_a_bounded_place(made: Harness) -> None:
-    desk = made.client._downloads
+    desk = made.client._reports
+    made.hear(announcement(9))
     for round_index in range(9):
-        desk.contribute(Place(0, round_index), {"train_s": float(round_index)})
-    assert desk._contributed(Place(0, 9)) == {"train_s": 8.0}
-    assert len(desk._measures) == 0
+        desk.contribute(Place(0, round_index), {"train_s": float(round_index), f"of_{round_index}": 1.0})
+    made.hear(offered(10))
+    metrics = made.reports[-1].metrics
+    assert metrics["train_s"] == 8.0
+    assert {name for name in metrics if name.startswith("of_")} == {"of_7", "of_8"}
+    assert len(desk._contributed) == 0
 
 
 def test_a_client_that_died_between_training_and_the_swap_goes_on_with_both(made: Harness, tmp_path: Path) -> None:
