@@ -23,9 +23,9 @@ from replayfleet.aggregator.store import added_classes
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.cluster.engine import engine
 from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.engine import engine
 from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of

@@ -17,7 +17,7 @@ from replayfleet.aggregator.rounds.opening import parse_opening
 from replayfleet.devices.profiles import FP16, INT8
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder
-from replayfleet.federation.service.engine import HERE, check_engine
+from replayfleet.federation.service.cluster.engine import HERE, check_engine
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE, SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from replayfleet.federation.service.engine import HERE, RayEngine, engine
+from replayfleet.federation.service.cluster.engine import HERE, RayEngine, engine
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 _NAME = "client-half"

@@ -18,8 +18,8 @@ from msgspec import Meta
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
+from replayfleet.federation.service.cluster.engine import HERE, check_engine
 from replayfleet.federation.service.command import SettingOption
-from replayfleet.federation.service.engine import HERE, check_engine
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of, split_overrides
 from replayfleet.models.specs import check_architecture
 

@@ -26,7 +26,7 @@ from replayfleet.federation.methods.steps.screening import TaskAnswers, answers_
 from replayfleet.federation.methods.steps.serving import Chosen, chooses
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
-from replayfleet.federation.service.engine import HERE
+from replayfleet.federation.service.cluster.engine import HERE
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.attacks import Attack
@@ -123,7 +123,7 @@ class Simulation:
         num_threads: of torch; results depend on it.
         num_workers: clients that are trained, or mixed for, at the same time, with ``num_threads`` each; results don't
             depend on it.
-        engine: where that is done: in this process, or on a Ray cluster (``federation.service.engine``).
+        engine: where that is done: in this process, or on a Ray cluster (``federation.service.cluster.engine``).
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         torch_device: where methods compute.
         in_step: train what clients ask for at the same time as one network, which the method must be able to

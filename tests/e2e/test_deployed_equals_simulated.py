@@ -39,7 +39,7 @@ from replayfleet.federation.methods.steps import serving
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.methods.steps.serving import BEST, Served
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
-from replayfleet.federation.service.engine import HERE, RayEngine
+from replayfleet.federation.service.cluster.engine import HERE, RayEngine
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.service.fleet.spec import build_method, make_spec, method_of
 from replayfleet.federation.service.fleet.task import task_of

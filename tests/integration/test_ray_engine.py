@@ -23,8 +23,8 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.steps.memory import sampler_of
-from replayfleet.federation.service import engine as engine_module
-from replayfleet.federation.service.engine import RayEngine, check_engine
+from replayfleet.federation.service.cluster import engine as engine_module
+from replayfleet.federation.service.cluster.engine import RayEngine, check_engine
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 pytest.importorskip("ray")

@@ -135,7 +135,7 @@ class RayEngine:
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
             command = child_command(
-                "replayfleet.federation.service.ray_driver",
+                "replayfleet.federation.service.cluster.driver",
                 str(theirs.fileno()),
                 *self._command,
                 program=sys.argv[0],  # Ray's workers may import what lies beside it
