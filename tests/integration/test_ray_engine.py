@@ -175,9 +175,11 @@ def test_without_its_raylet_the_work_is_done_here_and_then_on_another_cluster(
 
 
 @contextlib.contextmanager
-def head(port: int) -> Iterator[Callable[[], None]]:
-    """Run a cluster of two workers that others reach at ``port``; yields what kills it."""
-    settings = f"--head --block --node-ip-address=127.0.0.2 --port=0 --ray-client-server-port={port} --num-cpus=2"
+def head(port: int, num_workers: int = 2) -> Iterator[Callable[[], None]]:
+    """Run a cluster that others reach at ``port``; yields what kills it."""
+    settings = (
+        f"--head --block --node-ip-address=127.0.0.2 --port=0 --ray-client-server-port={port} --num-cpus={num_workers}"
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", "start", *settings.split(), "--include-dashboard=false"],
         stdout=subprocess.DEVNULL,
@@ -198,10 +200,27 @@ def head(port: int) -> Iterator[Callable[[], None]]:
             kill()
 
 
-@on_a_cluster
-def test_a_cluster_elsewhere_may_be_away_at_the_start_come_go_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of this test, and as long as Ray wants it")
+
+
+@on_a_cluster
+@pytest.mark.usefixtures("a_token")
+def test_a_cluster_without_workers_holds_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    address = f"ray://127.0.0.2:{(port := closed_port())}"
+    with head(port, 0), contextlib.closing(RayEngine(address, 1, again_s=0.2, silence_s=2.0)) as engine:
+        while not engine._size:
+            assert [pid for pid, _ in engine.map(trained, range(3))] == 3 * [os.getpid()]
+            time.sleep(0.5)
+        assert [pid for pid, _ in engine.map(trained, range(3))] == 3 * [os.getpid()]
+    assert "the Ray cluster is silent" in caplog.text
+
+
+@on_a_cluster
+@pytest.mark.usefixtures("a_token")
+def test_a_cluster_elsewhere_may_be_away_at_the_start_come_go_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")
     with contextlib.closing(RayEngine(f"ray://127.0.0.2:{(port := closed_port())}", 1, again_s=0.2)) as engine:
         assert {pid for pid, _ in engine.map(trained, range(2))} == {os.getpid()}
@@ -239,6 +258,63 @@ parent.send((number, pickled.dumps(function(pickled.loads(item)))))"""
         done = engine.map(lambda item: (os.getpid(), item), range(12))
     assert [item for _, item in done] == list(range(12))
     assert [pid == os.getpid() for pid, _ in done] == [False] + 11 * [True]
+
+
+SILENT = """import sys, ray.cloudpickle as pickled
+from multiprocessing.connection import Connection
+from pathlib import Path
+parent = Connection(int(sys.argv[1]))
+parent.send(2)
+late = []
+while (said := parent.recv()) is not None:
+    if isinstance(said, bytes):
+        function = pickled.loads(said)
+        continue
+    late.append(said)
+    if len(late) == 4:
+        for number, item in late:
+            parent.send((number, pickled.dumps(function(pickled.loads(item)))))
+    if len(late) > 4:
+        parent.send((said[0], pickled.dumps(function(pickled.loads(said[1])))))"""
+"""A driver whose cluster does nothing before it has four tasks."""
+
+FROZEN = """import os, signal, sys
+from multiprocessing.connection import Connection
+parent = Connection(int(sys.argv[1]))
+parent.send(2)
+os.kill(os.getpid(), signal.SIGSTOP)"""
+
+
+def who_and(item: int) -> tuple[int, int]:
+    return os.getpid(), item
+
+
+def test_a_cluster_that_says_nothing_is_waited_for_once_and_used_again_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", SILENT, fd))
+    with contextlib.closing(RayEngine("ray", 1, start_s=None, silence_s=0.2)) as engine:
+        for _ in range(2):
+            assert engine.map(who_and, range(3)) == [(os.getpid(), item) for item in range(3)]
+        assert [record.getMessage()[:26] for record in caplog.records] == ["the Ray cluster is silent "]
+        for which in ("_silence_s", "_patience_s"):
+            monkeypatch.setattr(engine, which, 60.0)  # a fourth one is asked for, and it answers all
+        done = engine.map(who_and, range(3))
+    assert [item for _, item in done] == [0, 1, 2]
+    assert os.getpid() not in {pid for pid, _ in done}
+
+
+def test_a_driver_that_is_frozen_is_ended_and_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", FROZEN, fd))
+    monkeypatch.setattr(engine_module, "GOODBYE_S", 0)
+    with contextlib.closing(RayEngine("ray", 1, start_s=None, silence_s=0.2)) as engine:
+        frozen = engine._driver.pid
+        items = [item * bytes(1_000_000) for item in range(12)]  # more than a pipe holds
+        assert engine.map(len, items) == [1_000_000 * item for item in range(12)]
+        assert not psutil.pid_exists(frozen)
+    assert "its process is frozen" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "ray://1.2.3.4", "there"])

@@ -15,6 +15,8 @@ import logging
 import multiprocessing
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +31,8 @@ START_S = 60.0
 """How long a start waits for the cluster; one that is there later is used from then on."""
 AGAIN_S = 60.0
 """After how long a cluster that isn't there is looked for again."""
+SILENCE_S = 60.0
+"""After how long without an answer, or with a driver that takes nothing, this process does the work itself."""
 GOODBYE_S = 10.0
 
 T = TypeVar("T")
@@ -55,12 +59,16 @@ def check_engine(text: str) -> str:
 class RayEngine:
     """Does work as tasks of a Ray cluster, and here while there is none; a process of its own drives the cluster.
 
+    A cluster that says nothing (frozen, without free CPUs, busy with one long task) is waited for only so long: this
+    process then does the oldest work itself, until there is an answer again.
+
     Args:
         address: ``ray``: a cluster that is started on this machine, and ends with this process; ``ray://HOST:PORT``.
         num_threads: of one operation; results depend on their number.
         num_workers: of a cluster that is started; None: one for each core.
         start_s: how long to wait for the cluster; None: until it is there or can't be.
         again_s: after how long to look for it again.
+        silence_s: after how long without an answer to do the work here.
 
     Raises:
         SettingsError: Ray isn't installed.
@@ -74,6 +82,7 @@ class RayEngine:
         *,
         start_s: float | None = START_S,
         again_s: float = AGAIN_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         check_engine(address)
         self._pickled: Any = importlib.import_module("ray.cloudpickle")
@@ -82,6 +91,7 @@ class RayEngine:
         self._numbers = itertools.count()  # of all tasks: an answer may outlive the call that waited for it
         self._size = 0  # how many tasks the cluster does at a time; 0 while there is none
         self._told = self._closed = False
+        self._silence_s = self._patience_s = silence_s  # no patience: nothing was heard for so long
         self._begin()
         self._look(start_s)
 
@@ -93,18 +103,22 @@ class RayEngine:
         """
         results: dict[int, R] = {}
         begun: dict[int, tuple[int, T]] = {}
+        said = False
         if not self._size:
             self._look(0)
-        if self._size:
-            self._say(self._pickled.dumps(functools.partial(_work, function, self._num_threads)))
         for place, item in enumerate(items):
-            if not self._size:
+            while self._size and not self._patience_s and self._connection.poll():
+                self._hear()  # late, and done here since
+            if self._size and self._patience_s and not said:
+                self._say(self._pickled.dumps(functools.partial(_work, function, self._num_threads)))
+                said = True
+            if not (self._size and self._patience_s):
                 results[place] = function(item)
                 continue
             number = next(self._numbers)
             begun[number] = (place, item)
             self._say((number, self._pickled.dumps(item)))
-            while len(begun) > 2 * self._size:
+            while len(begun) > (2 * self._size if self._patience_s else 0):
                 self._collect(function, begun, results)
         while begun:
             self._collect(function, begun, results)
@@ -119,6 +133,17 @@ class RayEngine:
         self._connection.close()
 
     def _collect(self, function: Callable[[T], R], begun: dict[int, tuple[int, T]], results: dict[int, R]) -> None:
+        if self._size and not self._connection.poll(self._patience_s):
+            if self._patience_s:
+                log.warning(
+                    "the Ray cluster is silent engine=%s for_s=%.0f next=work is done in this process until it answers",
+                    self._address,
+                    self._patience_s,
+                )
+            self._patience_s = 0.0
+            place, item = begun.pop(min(begun))
+            results[place] = function(item)
+            return
         number, done = self._hear() if self._size else (None, b"")
         if not self._size:  # the cluster is gone: each is done here
             results.update((place, function(item)) for place, item in begun.values())
@@ -133,6 +158,9 @@ class RayEngine:
 
     def _begin(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # a driver that is frozen is lost, like one that ended
+                ours.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", *divmod(int(1e6 * self._silence_s), 10**6)))
         with theirs:
             command = child_command(
                 "replayfleet.federation.service.cluster.driver",
@@ -166,24 +194,30 @@ class RayEngine:
     def _say(self, message: object) -> None:
         try:
             self._connection.send(message)
+        except BlockingIOError:
+            self._lose("its process is frozen")
         except OSError:
             self._lose()
 
     def _hear(self) -> Any:
         try:
-            return self._connection.recv()
+            said = self._connection.recv()
+        except BlockingIOError:
+            return self._lose("its process is frozen")
         except (EOFError, OSError):
-            self._lose()
-            return None, b""
+            return self._lose()
+        self._patience_s = self._silence_s
+        return said
 
-    def _lose(self) -> None:
-        """Begin another driver in place of one that ended, and wait for nothing."""
-        self._size = 0
-        self._tell(ending(self._driver, 1.0))
+    def _lose(self, why: str = "") -> tuple[None, bytes]:
+        """Begin another driver in place of one that ended, and wait for nothing; returns an answer to nothing."""
+        self._size, self._patience_s = 0, self._silence_s
+        self._tell(why or ending(self._driver, 1.0))
         end(self._driver, 0.0)
         if not self._closed:
             with contextlib.suppress(OSError):  # the next look finds out
                 self._begin()
+        return None, b""
 
     def _tell(self, why: str) -> None:
         if not self._told:
