@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
-from replayfleet.federation.service.data_dir import STATUS_FILE
+from replayfleet.federation.service.data_dir import STATUS_FILE, in_use
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
@@ -33,18 +33,17 @@ def read_status(data_dir: Path) -> dict[str, Any]:
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} can't be read ({error})") from error
     if not isinstance(found, dict):
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} is damaged")
-    status = {"running": _runs(found.get("pid")), "age_s": round(age_s, 1), **found}
+    status = {"running": _runs(data_dir, found.get("pid")), "age_s": round(age_s, 1), **found}
     return {**status, "healthy": False} if stale(status) else status
 
 
 def stale(status: dict[str, Any]) -> str:
-    """Return why a status says nothing of now, its process being alive; empty if it isn't so."""
+    """Return why a status says nothing of now, though a client runs; empty if it isn't so."""
     if not status["running"] or status["age_s"] <= STALE_AFTER_S:
         return ""
     return (
-        f"process {status['pid']} lives, and {STATUS_FILE} is {status['age_s']:.0f} s old, expected at most "
-        f"{STALE_AFTER_S:.0f}: what it says was so then. Either the disk takes nothing or the client hangs; see df, "
-        "its log and /healthz"
+        f"a client runs, and {STATUS_FILE} is {status['age_s']:.0f} s old, expected at most {STALE_AFTER_S:.0f}: what "
+        "it says was so then. The client has just begun, its disk takes nothing, or it hangs; see df, its log, /healthz"
     )
 
 
@@ -70,13 +69,7 @@ def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def _runs(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _runs(data_dir: Path, pid: object) -> bool:
+    with contextlib.suppress(PermissionError):
+        return in_use(data_dir)
+    return Path(f"/proc/{pid}").exists()  # who isn't its user sees no more

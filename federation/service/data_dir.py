@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +21,9 @@ MARKER = "fleet.json"
 STATUS_FILE = "status.json"
 """Of a client."""
 LOCK = "lock"
+
+_GLANCE_S = 0.05
+"""Longer than ``in_use`` holds a lock to see whether it is held."""
 
 
 class DataDir:
@@ -82,6 +86,25 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
             raise SettingsError(f"data dir {path}: not writable ({error.strerror or error})") from error
         raise
     return DataDir(path, handle)
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has claimed ``path``, in another container or under a number used anew too.
+
+    Raises:
+        PermissionError: Only its owner may know.
+    """
+    try:
+        handle = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def fleet_of(path: Path, fleet: str | None) -> str:
@@ -148,11 +171,15 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
 
 
 def _lock(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for waits_s in (_GLANCE_S, 0.0):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(waits_s)
+    else:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise SettingsError(f"data dir {path}: in use by process {holder}; stop it or choose another folder") from None
+        raise SettingsError(f"data dir {path}: in use by process {holder}; stop it or choose another folder")
     with contextlib.suppress(OSError):  # a full disk has no room for whose it is; the lock holds all the same
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

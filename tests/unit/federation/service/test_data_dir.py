@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.data_dir import FORMAT_VERSION, claim_data_dir
+from replayfleet.federation.service.data_dir import FORMAT_VERSION, claim_data_dir, in_use
 
 
 def test_a_data_dir_can_be_claimed_again_by_its_owner(tmp_path: Path):
@@ -53,6 +55,17 @@ def test_a_second_process_is_told_who_holds_the_data_dir(tmp_path: Path):
         pytest.raises(SettingsError, match=f"in use by process {os.getpid()}"),
     ):
         claim_data_dir(tmp_path, fleet="f", role="aggregator")
+
+
+def test_whoever_looks_whether_it_is_in_use_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert not in_use(tmp_path / "none")
+    with claim_data_dir(tmp_path, fleet="f", role="client"):
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)
+    with (tmp_path / "lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        claim_data_dir(tmp_path, fleet="f", role="client").close()
 
 
 def test_a_file_in_place_of_the_data_dir_is_refused(tmp_path: Path):
