@@ -380,24 +380,30 @@ class Client:
         assert source is not None
         self._reading_round = round_index
 
+        def begin() -> Samples | None:
+            """What waited for a model that hangs as it loads may come too late, and then uses up nothing."""
+            return source.samples.round_samples(round_index) if self.round == round_index else None
+
         def read(samples: Samples | None, now: float) -> None:
             self._reading_round = None
-            if samples is None or not len(samples):
-                self._data_again_at = now + DATA_AGAIN_S
+            if samples is not None and len(samples):
+                if not self._train(samples, base, now):
+                    log.warning("samples lost", round=round_index, samples=len(samples), reason="the round has passed")
             elif self.round == round_index:
-                self._train(samples, base, now)
+                self._data_again_at = now + DATA_AGAIN_S
 
         def failed(error: Exception, now: float) -> None:
             log.error("round data can't be read", round=round_index, reason=error, again_in_s=DATA_AGAIN_S)
             self._reading_round = None
             self._data_again_at = now + DATA_AGAIN_S
 
-        parts.jobs.submit(lambda: source.samples.round_samples(round_index), read, failed)
+        parts.jobs.submit(begin, read, failed)
 
-    def _train(self, samples: Samples, base: HeldDownload | None, now: float) -> None:
+    def _train(self, samples: Samples, base: HeldDownload | None, now: float) -> bool:
+        """Begin to train, unless what was to be trained is no longer asked for; returns whether it did."""
         agreed, parts = self._agreed, self._parts
         if base is None or agreed is None or (base.manifest.round, base.spec) != (self.round, agreed.spec):
-            return
+            return False
         bounded, num_dropped = newest(samples)
         self._trained_from = base
         self._forget_samples()
@@ -426,6 +432,7 @@ class Client:
             now,
             self._training_deadline(now),
         )
+        return True
 
     def _training_deadline(self, now: float) -> float | None:
         """When training must be done, so that its upload arrives before the round's deadline."""

@@ -366,6 +366,37 @@ def test_samples_that_are_read_while_a_swap_fails_are_trained_on(
     assert [job.manifest.version for job in made.trainer.jobs] == [1]
 
 
+def test_a_round_that_passes_while_its_model_hangs_as_it_loads_uses_up_no_samples(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, behind = made.source.samples, list[Any]()
+
+    def asked(round_index: int) -> Samples | None:
+        rounds.append(round_index)
+        return samples
+
+    rounds = list[int]()
+    monkeypatch.setattr(made.source, "round_samples", asked)
+    with monkeypatch.context() as jobs:
+        jobs.setattr(made, "submit", lambda *job: behind.append(job))
+        made.hear(announcement(0), offered(1))
+        made.hear(announcement(1))
+    for job in behind:
+        made.submit(*job)
+    assert made.hear() is Step.WAIT_DOWNLOAD
+    assert rounds == []
+    assert made.hear(offered(2)) is Step.TRAINING
+    assert rounds == [1]
+
+
+def test_samples_whose_round_passes_as_they_are_read_are_told(made: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    read, *_ = made.hear_alone(announcement(0), offered(1))
+    made.hear_alone(announcement(1))
+    made.client.on_outcome(read, 0.0)
+    assert not made.trainer.jobs
+    assert "samples lost" in caplog.text
+
+
 def test_a_swap_that_is_refused_for_now_brings_no_training_without_end_nor_another_rounds_measures(
     made: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
