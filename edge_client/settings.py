@@ -14,7 +14,7 @@ from replayfleet.devices.profiles import check_device, required_provider
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
-from replayfleet.federation.paths import check_folder
+from replayfleet.federation.service.data_dir import check_data_dir
 from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings, check_address
 from replayfleet.federation.service.settings import CAMERA, TRAINING, Option
 from replayfleet.federation.wire.protocol.limits import check_id
@@ -112,7 +112,7 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             "Everything that the client keeps; after a restart it goes on from there.",
             DEVICE,
             metavar="DIR",
-            check=check_folder,
+            check=check_data_dir,
         ),
     ]
     device: DeviceName = "cpu"

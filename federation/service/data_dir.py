@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ from types import TracebackType
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
-from replayfleet.federation.paths import RESULT
+from replayfleet.federation.paths import RESULT, check_folder
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
@@ -54,6 +55,16 @@ class DataDir:
         self.close()
 
 
+def check_data_dir(path: Path) -> None:
+    """Check that ``path`` can be claimed: one that was before also while its disk is read-only, as after a power cut.
+
+    Raises:
+        SettingsError: As ``check_folder``.
+    """
+    if not ((path / MARKER).is_file() and os.statvfs(path).f_flag & os.ST_RDONLY):
+        check_folder(path)
+
+
 def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> DataDir:
     """Create or take over ``path`` for one process of one fleet.
 
@@ -72,7 +83,7 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
         read_owner(path, claimed)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = _opened(path / LOCK)
     except OSError as error:
         reason = error.strerror or str(error)
         raise SettingsError(f"data dir {path}: not writable ({reason}); choose another with --data-dir") from error
@@ -168,6 +179,17 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
                 "choose another with --data-dir"
             )
     return True
+
+
+def _opened(lock: Path) -> int:
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        with contextlib.suppress(OSError):
+            return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)  # of a read-only disk, which is a lock all the same
+        raise
 
 
 def _lock(handle: int, path: Path) -> None:

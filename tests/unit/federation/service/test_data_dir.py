@@ -6,11 +6,12 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.data_dir import FORMAT_VERSION, claim_data_dir, in_use
+from replayfleet.federation.service.data_dir import FORMAT_VERSION, check_data_dir, claim_data_dir, in_use
 
 
 def test_a_data_dir_can_be_claimed_again_by_its_owner(tmp_path: Path):
@@ -47,6 +48,29 @@ def test_a_full_disk_keeps_nobody_from_its_own_data_dir(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "pwrite", full)
     with claim_data_dir(tmp_path, fleet="f", role="client"), pytest.raises(SettingsError, match="in use"):
         claim_data_dir(tmp_path, fleet="f", role="client")
+
+
+def test_a_disk_that_is_read_only_keeps_nobody_from_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Errors of the kernel's stand in for a mount that root alone could make."""
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, mode)
+
+    opened, mine = os.open, {"fleet": "f", "role": "client"}
+    claim_data_dir(tmp_path / "mine", **mine).close()
+    (tmp_path / "new").mkdir()
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    check_data_dir(tmp_path / "mine")
+    with claim_data_dir(tmp_path / "mine", **mine), pytest.raises(SettingsError, match="in use"):
+        claim_data_dir(tmp_path / "mine", **mine)
+    with pytest.raises(SettingsError, match="can't be written to"):
+        check_data_dir(tmp_path / "new")
+    with pytest.raises(SettingsError, match=r"not writable \(Read-only"):
+        claim_data_dir(tmp_path / "new", **mine)
 
 
 def test_a_second_process_is_told_who_holds_the_data_dir(tmp_path: Path):
