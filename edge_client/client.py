@@ -253,8 +253,8 @@ class Client:
                     place = Place(event.manifest.epoch, event.manifest.round)
                     self._reports.contribute(place, {"bytes_up": float(event.bytes_on_wire)})
             case Failed():
-                self._downloads.failed(event)
-                self._uploads.failed(event.error, now)
+                if not self._uploads.failed(event, now):
+                    self._downloads.failed(event)
             case _:
                 log.debug("message ignored", kind=type(event).__name__)
         return []

@@ -9,7 +9,7 @@ from replayfleet.federation.backoff import fleet_backoff
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import KEPT_DOWNLOADS, Announcement, Manifest, epoch_of, spoken
-from replayfleet.federation.wire.transport.interfaces import Concluded
+from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 
 log = EventLogger(__name__)
 
@@ -20,7 +20,7 @@ class UploadDesk:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._backoff = fleet_backoff()
-        self._offered_to = ""
+        self._offered_to = self._transfer_id = ""
         self._not_before = 0.0
         self._commit: TrainingCommit | None = None
         self._counts_in: int | None = None
@@ -72,7 +72,8 @@ class UploadDesk:
         missing = [entry.digest for entry in commit.upload if entry.digest not in known]
         try:
             bases = known | self._trained_from(commit, missing) if self._packs else None
-            parts.courier.send(parts.client_id, self._manifest(commit), tuple(missing), now, bases=bases)
+            upload = self._manifest(commit)
+            self._transfer_id = parts.courier.send(parts.client_id, upload, tuple(missing), now, bases=bases)
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
             return
@@ -107,10 +108,14 @@ class UploadDesk:
             self._settle(verdict.reason or "refused", verdict.detail)
         return True
 
-    def failed(self, error: Exception, now: float) -> None:
-        """Our own disk ended the transfer: it is begun again."""
+    def failed(self, event: Failed, now: float) -> bool:
+        """Begin a transfer again that ended without a verdict, by our own disk for example, if it is the upload's."""
+        if event.transfer_id != self._transfer_id:
+            return False
+        self._parts.disk.takes(event.error)
         if self._commit is not None and self._counts_in is None:
-            self._try_again("our disk refuses", str(error), now)
+            self._try_again("it can't be sent", str(event.error), now)
+        return True
 
     def let_go(self) -> None:
         """The upload's round is over, with it or without; the state it came from stays."""
@@ -142,7 +147,7 @@ class UploadDesk:
         delay_s = self._backoff.next_s()
         self._offered_to, self._not_before = "", now + delay_s
         self.problem = detail or reason
-        log.warning("upload refused", reason=reason, detail=detail, again_in_s=round(delay_s, 1))
+        log.warning("upload not taken", reason=reason, detail=detail, again_in_s=round(delay_s, 1))
 
     def _settle(self, outcome: str, detail: str) -> None:
         if self._commit is not None:

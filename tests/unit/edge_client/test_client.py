@@ -48,7 +48,7 @@ from replayfleet.federation.wire.protocol.messages import (
     Serving,
     Verdict,
 )
-from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Received
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 from replayfleet.models.specs import TaskSpec
 
 TASK = {"image_channels": 1, "image_size": 28, "class_names": ["a", "b"], "stem": "cifar", "generator_width": 16}
@@ -500,6 +500,21 @@ def test_a_download_that_nobody_answers_for_is_refused(made: Harness) -> None:
     made.trust.refused = "nobody signed for it"
     made.hear(announcement(0), offered(1))
     assert (made.courier.accepted, made.courier.refused) == ([], ["untrusted"])
+
+
+def test_a_transfer_that_fails_is_told_as_the_one_that_it_is(made: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    assert len(made.courier.sent) == 1
+    made.hear(Failed("c1", "0" * 32, TimeoutError("nothing heard")), now=1.0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["download failed"]
+    caplog.clear()
+    made.hear(Failed("c1", "f" * 32, ValueError("the broker takes less now")), now=1.0)
+    assert "upload not taken" in caplog.text
+    assert "download failed" not in caplog.text
+    assert len(made.courier.sent) == 1
+    made.hear(now=60.0)
+    assert len(made.courier.sent) == 2
 
 
 def test_an_offer_that_was_made_for_an_earlier_process_is_passed_over(made: Harness) -> None:

@@ -13,10 +13,11 @@ from replayfleet.edge_client.state_store import StateStore, TrainingCommit
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.session_logic import Pending, Place
 from replayfleet.edge_client.sync.uploads import UploadDesk
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Verdict
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
-from replayfleet.federation.wire.transport.interfaces import Concluded
+from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
 from tests.support.voices import Member
@@ -54,11 +55,13 @@ class Desk:
             TrainingCommit(3, 5, "agreed", (KNOWN,), b"", (TASK, KNOWN), b"facts", 1.0, 40, 1), SPEC
         )
         self.packed_from: set[str] = set()
+        self.disk = Disk(folder, "training waits", 0.0)
         parts: Any = SimpleNamespace(
             client_id="c1",
             gate=Gate("fleet", "c1"),
             records=self.records,
             courier=self.courier,
+            disk=self.disk,
             blobs=SimpleNamespace(packed_against=lambda digests: self.packed_from),
         )
         self.desk = UploadDesk(parts)
@@ -199,7 +202,10 @@ def test_a_disk_that_refuses_is_tried_again(made: Desk) -> None:
     made.courier.error = None
     assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e1", HELD, 0.0)
-    made.desk.failed(OSError("gone"), 0.0)
+    assert not made.desk.failed(Failed("c1", "0" * 32, OSError("a download's")), 0.0)
+    assert not made.disk.problem
+    assert made.desk.failed(Failed("c1", "f" * 32, OSError(5, "Input/output error")), 0.0)
+    assert made.disk.problem
     made.desk.offer("e1", HELD, 3.0)
     assert len(made.courier.sent) == 2
 
