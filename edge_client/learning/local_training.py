@@ -22,6 +22,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
+from replayfleet.edge_client.serving.proc import idle_since
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import Child, ChildEnded, ChildLost, child_command, end
 from replayfleet.federation.service.logs import EventLogger
@@ -37,6 +38,10 @@ IDLE_S = 10.0
 SOON_S = 60.0
 """Where the next job came so soon after the last one, the process waits for it: to import torch again takes two seconds
 of the processor, as much as many a round."""
+
+HANGS_S = 300.0
+"""A process with a job that has used no processor for so long, and wants none, won't go on: a driver hangs, say."""
+_LOOK_EVERY_S = 5.0
 
 TRAINER_COMMAND = child_command("replayfleet.edge_client.learning.training.trainer")
 
@@ -66,6 +71,12 @@ class Trainer(Protocol):
     def resume(self) -> None:
         """Let it go on."""
 
+    def is_still(self) -> bool:
+        """Whether the process has done nothing since the last call, and wants to do nothing."""
+
+    def kill(self) -> None:
+        """End the process without a word; its exit is reported as any other."""
+
     def stop(self) -> None:
         """End the process and wait for it, also a paused one. Idempotent."""
 
@@ -82,6 +93,7 @@ class TrainerProcess:
         self._on_event = on_event
         self._child: Child[FromTrainer] = Child(command, FromTrainer)
         self.pid = self._child.pid
+        self._cpu_s: float | None = None
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
         self._thread.start()
 
@@ -96,6 +108,15 @@ class TrainerProcess:
     def resume(self) -> None:
         """Send SIGCONT."""
         self._child.process.send_signal(signal.SIGCONT)
+
+    def is_still(self) -> bool:
+        """Look at its time on the processor."""
+        still, self._cpu_s = idle_since(self.pid, self._cpu_s)
+        return still
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._child.process.kill()
 
     def stop(self) -> None:
         """Close its input, which ends it at once, also in the middle of a job."""
@@ -151,6 +172,7 @@ class LocalTraining:
         self._deaths = 0
         self._deadline_at: float | None = None
         self._paused = False
+        self._still_s = self._look_at = 0.0
         self._idle_since: float | None = None
         self._ended_at: float | None = None
         self._patience_s = IDLE_S
@@ -190,7 +212,7 @@ class LocalTraining:
         self.job, self._deadline_at = job, deadline_at
         if isinstance(job, TrainJob):
             self.course, self.problem = None, ""
-        self._deaths = 0
+        self._deaths, self._still_s = 0, 0.0
         if self._ended_at is not None:
             apart_s = now - self._ended_at
             self._patience_s = max(IDLE_S, 2 * apart_s) if apart_s <= SOON_S else IDLE_S
@@ -223,7 +245,8 @@ class LocalTraining:
         return event
 
     def tick(self, now: float) -> None:
-        """Start the process again when its back-off is over; end one that has been idle for long."""
+        """Start the process again when its back-off is over; end one that has been idle for long, or that hangs."""
+        self._end_if_it_hangs(now)
         idle_since = self._idle_since if self._ready and self.job is None else None
         if idle_since is not None and now - idle_since >= self._patience_s:
             self.stop()
@@ -250,6 +273,16 @@ class LocalTraining:
             trainer, self._trainer = self._trainer, None
             self._ready, self._paused = False, False
             trainer.stop()
+
+    def _end_if_it_hangs(self, now: float) -> None:
+        if self._trainer is None or self.job is None or self._paused or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        self._still_s = self._still_s + _LOOK_EVERY_S if self._trainer.is_still() else 0.0
+        if self._still_s >= HANGS_S:
+            log.warning("training process hangs", pid=self._trainer.pid, round=self.round, next="another one trains")
+            self._still_s = 0.0
+            self._trainer.kill()
 
     def _submit(self, now: float) -> None:
         if self.job is None or self._trainer is None:

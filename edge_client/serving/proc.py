@@ -34,6 +34,18 @@ def is_starved(pid: int) -> bool:
         return False
 
 
+def idle_since(pid: int, cpu_s: float | None) -> tuple[bool, float | None]:
+    """Whether a process has used no time of a processor since it had used ``cpu_s``, and wants none; and what it has.
+
+    False where it can't be told. One that others leave no time wants it.
+    """
+    try:
+        used = _cpu_s(pid)
+        return used == cpu_s and not _wants_to_run(pid), used
+    except (OSError, IndexError, ValueError):
+        return False, None
+
+
 def _fields(path: Path) -> list[str]:
     """Return the fields of a ``stat`` file from the third on, the state; the second, the name, may hold anything."""
     return path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

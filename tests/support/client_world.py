@@ -102,6 +102,12 @@ class TrainerThread:
     def resume(self) -> None:
         """It was never stopped."""
 
+    def is_still(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        """Nor can it be killed."""
+
     def stop(self) -> None:
         self._jobs.put(None)
         self._thread.join(timeout=30)

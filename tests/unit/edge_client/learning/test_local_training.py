@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
+import time
 
 import msgspec
 import pytest
 
 from replayfleet.edge_client.learning import local_training
 from replayfleet.edge_client.learning.local_training import (
+    HANGS_S,
     IDLE_S,
     SOON_S,
     LocalTraining,
@@ -40,7 +43,14 @@ class FakeTrainer:
         self.pid = FakeTrainer.next_pid
         self.jobs: list[TrainJob] = []
         self.paused: list[bool] = []
-        self.stopped = False
+        self.stopped = self.still = False
+        self.num_killed = 0
+
+    def is_still(self) -> bool:
+        return self.still
+
+    def kill(self) -> None:
+        self.num_killed += 1
 
     def submit(self, job: TrainJob) -> None:
         self.jobs.append(job)
@@ -131,6 +141,55 @@ def test_a_round_that_kills_the_process_too_often_is_given_up_but_the_next_is_tr
     training.tick(3.0)
     training.handle(TrainerReady(), 3.0)
     assert spawn.last.jobs == [job(4)]
+
+
+def test_a_process_that_hangs_is_ended_and_one_that_stands_still_by_order_or_for_a_while_is_not() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    seconds = itertools.count()
+
+    def passes(num_seconds: float) -> None:
+        for _ in range(int(num_seconds)):
+            training.tick(float(next(seconds)))
+
+    training.begin(job(3))
+    training.handle(TrainerReady(), 0.0)
+    process = spawn.last
+    process.still = True
+    passes(HANGS_S - 10)
+    process.still = False
+    passes(10)
+    process.still = True
+    training.pause(paused=True)
+    passes(2 * HANGS_S)
+    training.pause(paused=False)
+    passes(HANGS_S - 10)
+    assert not process.num_killed
+    passes(20)
+    assert process.num_killed == 1
+    training.handle(TrainerExited(process.pid, -9), float(next(seconds)))
+    passes(60)
+    training.handle(TrainerReady(), float(next(seconds)))
+    assert spawn.last.jobs == [job(3)]
+    training.handle(TrainDone(3), float(next(seconds)))
+    spawn.last.still = True
+    passes(2 * HANGS_S)
+    assert not spawn.last.num_killed, "it has no job"
+
+
+def test_a_process_that_waits_is_still_and_one_that_computes_is_not() -> None:
+    ends: queue.Queue[TrainerEvent] = queue.Queue()
+    waits = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
+    computes = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "while True: pass"))
+    while not waits.is_still():
+        time.sleep(0.05)
+        computes.is_still()
+    for _ in range(5):
+        time.sleep(0.05)
+        assert not computes.is_still()
+    for process in (waits, computes):
+        process.kill()
+        assert ends.get(timeout=30) == TrainerExited(process.pid, -9)
 
 
 def test_a_late_exit_of_an_earlier_process_changes_nothing() -> None:
