@@ -25,13 +25,15 @@ class Chronicle:
     Args:
         parts: journal, metrics and store.
         rounds: the round machine.
-        now: the loop's clock in seconds; the present round counts from here.
+        now: the loop's clock in seconds.
     """
 
     def __init__(self, parts: Parts, rounds: Rounds, now: float) -> None:
         self._parts = parts
         self._rounds = rounds
-        self._opened_at = now
+        self._opened_at = now - max(
+            0.0, parts.wall_clock() - parts.store.round().opened_at
+        )  # by a process before, perhaps
         self._told_exact: dict[str, str] = {}
 
     def started(self) -> None:

@@ -187,7 +187,7 @@ class Desk:
 
     max_clients = 3
 
-    def __init__(self, folder: Path, claim: Claim = Claim.SOLE, **rules: Any) -> None:
+    def __init__(self, folder: Path, claim: Claim = Claim.SOLE, wall_s: float = 0.0, **rules: Any) -> None:
         self.claim = claim
         self.folder, self.rules = folder, {"num_clients": 2, "deadline_s": 60.0, **rules}
         self.store = AggregatorStore(folder)
@@ -222,7 +222,7 @@ class Desk:
                 "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
             ),
             ring=cast("Any", SimpleNamespace(keep=self.known.add, turned_away=list)),
-            wall_clock=lambda: 0.0,
+            wall_clock=lambda: wall_s,
         )
         self.coordinator = Coordinator(parts, 0.0)
         self.coordinator.start(0.0)
@@ -234,9 +234,9 @@ class Desk:
     def has(self, digest: str) -> bool:
         return digest not in self.lost
 
-    def restarted(self) -> Desk:
+    def restarted(self, wall_s: float = 0.0) -> Desk:
         self.store.close()
-        return Desk(self.folder, **self.rules)
+        return Desk(self.folder, wall_s=wall_s, **self.rules)
 
     def hears(self, *events: Event, now: float = 0.0) -> None:
         self.courier.events = list(events)
@@ -292,6 +292,20 @@ def test_a_client_whose_upload_counts_is_known_again_though_it_never_confirmed_a
     assert desk.known == set()
     desk.upload("a")
     assert desk.known == {"a"}
+
+
+@pytest.mark.parametrize(("wall_s", "took_s"), [(40.0, 40.0), (-3600.0, 0.0)])  # a clock that was put right
+def test_a_round_that_a_process_before_opened_took_as_long_as_it_did(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, wall_s: float, took_s: float
+) -> None:
+    anew = desk.restarted(wall_s)
+    anew.online("a", "b")
+    told = list[tuple[str, Any]]()
+    monkeypatch.setattr(anew.journal, "add", lambda event, **facts: told.append((event, facts)))
+    anew.upload("a", "b", now=1.0)
+    anew.jobs.run(1.0)
+    facts = dict(told)
+    assert (facts["round closed"]["open_s"], facts["round committed"]["round_s"]) == (took_s, took_s)
 
 
 def test_what_all_clients_share_travels_once_and_only_what_a_client_lacks_is_offered(desk: Desk) -> None:
