@@ -326,6 +326,8 @@ class Client:
         if source is not None and (more_classes or source is not self.source):
             self.source = source
             self._reports.measure_on(source.samples, agreed.task)
+            if commit is not None:  # it may have died before it told its source
+                self._use_up(commit.round)
 
     def _situation(self) -> Situation:
         agreed, base = self._agreed, self._base()
@@ -452,11 +454,13 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
+            self._use_up(ended.round)  # they may be why
             if self._trained_from is not None:
                 self._failed_on.append(self._trained_from)
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
+        self._use_up(commit.round)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
         if self._agreed is not None and commit.spec_digest == self._agreed.digest:
             self._trained, self.privacy = _place_of(commit), commit.privacy
@@ -468,6 +472,14 @@ class Client:
             }
             self._reports.contribute(self._trained, measures)
         self._uploads.reload()
+
+    def _use_up(self, round_index: int) -> None:
+        """Tell the source that no later round is to get this one's samples."""
+        try:
+            if self.source is not None:
+                self.source.samples.used_up(round_index)
+        except OSError as error:
+            self._parts.disk.takes(error)
 
     def _forget_samples(self) -> None:
         file, self._round_file = self._round_file, None

@@ -323,6 +323,12 @@ class SampleSource(Protocol):
         outside of this process can.
         """
 
+    def used_up(self, round_index: int) -> None:
+        """No later round is to get this one's samples: they were learned from, or never will be.
+
+        Those of a round that passed without it may come again.
+        """
+
     def test_samples(self, round_index: int) -> Samples | None:
         """Held-out samples of all classes met up to and including ``round_index``; None if the source has none."""
 

@@ -119,6 +119,8 @@ class CameraSamples:
         """Return what was labelled since the last round; None while it is too little."""
         return self._collector.round_samples(round_index)
 
+    def used_up(self, round_index: int) -> None: ...
+
     def progress(self) -> LabelProgress:
         """How many labels wait for the next round, and how many it needs."""
         return self._collector.progress()

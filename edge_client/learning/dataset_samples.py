@@ -76,6 +76,8 @@ class DatasetSamples:
         self._show_newest(round_index)
         return _samples(self._data.train, self._stream.train_indices(self._uri.client, round_index))
 
+    def used_up(self, round_index: int) -> None: ...
+
     def test_samples(self, round_index: int) -> Samples | None:
         """The cumulative test set after ``round_index``; after the stream's end that of its last round."""
         if round_index < 0:

@@ -25,6 +25,8 @@ MAX_FILE_BYTES = 32 * 2**20
 MIN_SAMPLES = 2
 """Fewer train no model; they wait for others."""
 _EXPECTED = "expected PATH/<class>/*.png or *.jpg"
+_BEGUN = ".begun"
+"""In the name of a round's entry until it has learned from its images."""
 _NUM_FIRST_FRAMES = 32
 """Images that are served before the first round has loaded its own."""
 
@@ -47,7 +49,8 @@ class FolderSamples:
         uri: where, and how much a round takes.
         task: whose class names the class folders must carry.
         ledger: a folder of this source's own, one small file per round with the names it used, so that a restart
-            neither repeats a sample in a later round nor changes a round that has begun.
+            neither repeats a sample in a later round nor changes a round that has begun. What a round began with and
+            never learned from, for the device stopped and came back after it, is there for a later one.
         show: takes the round's pictures, (B, H, W, 3) uint8.
         decode: how a file becomes an image.
 
@@ -71,7 +74,7 @@ class FolderSamples:
         check_folder(uri)
         self._class_ids = _class_ids(uri.path, task)  # of all classes: folders come and go
         ledger.mkdir(parents=True, exist_ok=True)
-        self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
+        self._used = {name for file in ledger.glob("*.json") if _BEGUN not in file.name for name in _names(file)}
         self._broken: dict[str, tuple[int, int]] = {}  # name -> time and size of a file that is no image
         self._num_passed_over = 0
         first = self._load(self._files()[-_NUM_FIRST_FRAMES:], _NUM_FIRST_FRAMES)
@@ -85,8 +88,12 @@ class FolderSamples:
 
         A round that has begun keeps its images, unless too few of them are left.
         """
-        entry = self._ledger / f"{round_index:08d}.json"
-        begun = _names(entry)
+        entry = self._entry(round_index, _BEGUN)
+        for other in self._ledger.glob(f"*{_BEGUN}.json"):
+            if other != entry:
+                log.info("a round passed and its images are there for another", round=round_index, was=other.name)
+                other.unlink()
+        begun = _names(entry) or _names(self._entry(round_index))
         at_most = max(MIN_SAMPLES, self._uri.per_round)
         loaded = self._load(begun, at_most)
         if len(loaded) < MIN_SAMPLES:
@@ -95,16 +102,23 @@ class FolderSamples:
             if len(loaded) < MIN_SAMPLES:
                 return None
             write_atomic(entry, json.dumps([*loaded]).encode(), private=True)
-            self._used.update(loaded)
         samples = self._samples(loaded)
         self._show(to_pixels(samples.images))
         return samples
+
+    def used_up(self, round_index: int) -> None:
+        if names := _names(entry := self._entry(round_index, _BEGUN)):
+            entry.replace(self._entry(round_index))
+            self._used.update(names)
 
     def test_samples(self, round_index: int) -> Samples | None:
         return None
 
     def measures(self) -> Mapping[str, float]:
         return {}
+
+    def _entry(self, round_index: int, kind: str = "") -> Path:
+        return self._ledger / f"{round_index:08d}{kind}.json"
 
     def _files(self) -> list[str]:
         """Names relative to the folder, ``<class>/<file>``, in the order they arrived; counts what else lies there."""

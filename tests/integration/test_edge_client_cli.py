@@ -249,7 +249,7 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     assert not maps.exists() or "libtorch" not in maps.read_text(), "a device serves without torch"
     process.kill()
     process.wait(timeout=10)
-    before = sorted((place / "data" / "folder-rounds").iterdir())
+    (begun,) = (json.loads(entry.read_text()) for entry in (place / "data" / "folder-rounds").iterdir())
     assert events(mqtt_world, "upload accepted") == []
 
     again = spawn(words)
@@ -258,7 +258,7 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     accepted = [(entry["round"], entry["client"]) for entry in events(mqtt_world, "upload accepted")]
     assert accepted == [(0, "cam-0"), (1, "cam-0")]
     ledger = sorted((place / "data" / "folder-rounds").iterdir())
-    assert ledger[0] == before[0], "round 0 was trained on the batch that it had begun with"
+    assert json.loads(ledger[0].read_text()) == begun, "round 0 was trained on the batch that it had begun with"
     used = [set(json.loads(entry.read_text())) for entry in ledger]
     assert [len(names) for names in used] == [16, 16]
     assert not used[0] & used[1]

@@ -78,6 +78,9 @@ class ToySource:
         self.asked.append(round_index)
         return self.samples(round_index) if round_index < self.rounds else None
 
+    def used_up(self, round_index: int) -> None:
+        pass
+
     def test_samples(self, round_index: int) -> Samples | None:
         return self.samples(1000 + round_index, 40)
 

@@ -123,6 +123,7 @@ class Blobs:
 
 class ScriptedSource:
     def __init__(self) -> None:
+        self.used: list[int] = []
         self.samples: Samples | None = Samples(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
 
     def watch(self, shown: Shown) -> None:
@@ -133,6 +134,9 @@ class ScriptedSource:
 
     def round_samples(self, round_index: int) -> Samples | None:
         return self.samples
+
+    def used_up(self, round_index: int) -> None:
+        self.used.append(round_index)
 
     def test_samples(self, round_index: int) -> Samples | None:
         return self.samples
@@ -146,6 +150,9 @@ class Trainer:
 
     def submit(self, job: Any) -> None:
         self.jobs.append(job)
+
+    def is_still(self) -> bool:
+        return False
 
     def stop(self) -> None:
         pass
@@ -487,6 +494,20 @@ def test_what_was_learned_from_a_download_that_cannot_be_served_counts(made: Har
     made.hear(verdict(667))
     assert made.hear(announcement(667), offered(668)) is Step.TRAINING
     assert made.client.serving_version == 668
+
+
+def test_the_source_hears_which_rounds_samples_are_used_up_also_after_a_crash(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    assert made.source.used == []
+    made.trained(0, 2)
+    assert made.source.used == [0]
+    made.hear(announcement(1), offered(2))
+    made.client.on_trainer(TrainFailed(1, "No space left on device", errno.ENOSPC), 0.0)
+    assert made.source.used == [0], "it will be tried again"
+    made.client.on_trainer(TrainFailed(1, "no"), 0.0)
+    again = Harness(tmp_path)
+    again.hear(announcement(1))
+    assert again.source.used == [0], "as its record says"
 
 
 def test_a_round_whose_training_failed_is_trained_from_another_download_of_it(made: Harness) -> None:

@@ -132,7 +132,13 @@ def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> No
     for index in range(5):
         _put(images, f"{'cat' if index % 2 else 'dog'}/{index}.png", index * 10)
     source = folder_samples(FolderUri(images, per_round=3), tmp_path / "ledger")
-    rounds = [source.round_samples(0), source.round_samples(1), source.round_samples(2)]
+
+    def trained_on(round_index: int) -> Samples | None:
+        samples = source.round_samples(round_index)
+        source.used_up(round_index)
+        return samples
+
+    rounds = [trained_on(0), trained_on(1), trained_on(2)]
     assert [None if samples is None else len(samples) for samples in rounds] == [3, 2, None]
     values = [round(float(image.mean()), 4) for samples in rounds if samples for image in samples.images]
     assert len(set(values)) == 5
@@ -144,20 +150,26 @@ def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> No
     assert late.labels.tolist() == [1, 0]
 
 
-def test_a_restarted_folder_source_repeats_the_begun_round_and_no_other(tmp_path: Path) -> None:
+def test_a_restarted_folder_source_repeats_the_begun_round_and_none_that_was_trained(tmp_path: Path) -> None:
     images = tmp_path / "images"
-    for index in range(4):
+    for index in range(6):
         _put(images, f"cat/{index}.png", index * 10)
 
-    def restarted(round_index: int) -> list[float]:
-        samples = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger").round_samples(round_index)
+    def restarted(round_index: int, *, trains: bool) -> list[float]:
+        source = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger")
+        samples = source.round_samples(round_index)
+        if trains:
+            source.used_up(round_index)
         return [] if samples is None else [round(float(image.mean()), 4) for image in samples.images]
 
-    first = restarted(7)
-    following = restarted(8)
-    assert len(set(first) | set(following)) == 4
-    assert restarted(7) == first
-    assert restarted(9) == []
+    first = restarted(7, trains=False)
+    assert restarted(7, trains=True) == first
+    passed = restarted(8, trains=False)
+    assert not set(passed) & set(first)
+    assert restarted(9, trains=True) == passed, "what a round had that passed without learning from it"
+    assert restarted(7, trains=True) == first, "a fleet that was restored repeats its round"
+    assert not set(restarted(10, trains=True)) & {*first, *passed}
+    assert restarted(11, trains=True) == []
 
 
 def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path) -> None:
@@ -184,6 +196,7 @@ def test_hidden_files_and_those_of_other_endings_are_counted_in_one_line(
     (told,) = caplog.records
     assert (told.getMessage(), told.fields["num"]) == ("files passed over", 2)  # type: ignore[attr-defined]
     (images / "cat" / "notes.txt").touch()
+    source.used_up(0)
     assert source.round_samples(1) is None
     assert [record.fields["num"] for record in caplog.records] == [2, 3]  # type: ignore[attr-defined]
 
@@ -204,6 +217,7 @@ def test_a_file_that_is_still_written_keeps_no_round_from_the_others(
     first = source.round_samples(0)
     assert first is not None
     assert first.labels.tolist() == [1, 1, 1]
+    source.used_up(0)
     (images / "cat" / "half.png").write_bytes(whole)
     _put(images, "dog/3.png", 99)
     then = source.round_samples(1)
@@ -248,6 +262,7 @@ def test_a_begun_round_whose_images_are_gone_takes_others_and_a_class_folder_may
     assert source.round_samples(0).labels.tolist() == [0, 0]
     shutil.rmtree(images / "cat")
     assert source.round_samples(0).labels.tolist() == [1, 1]
+    source.used_up(0)
     assert source.round_samples(1) is None
 
 
