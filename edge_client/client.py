@@ -62,6 +62,7 @@ class Client:
         self._waiting: dict[str, Offered] = {}
         self._trained = NOWHERE
         self._reading_round: int | None = None
+        self._reading_since = 0.0
         self._round_file: RoundFile | None = None
         self._trained_from: HeldDownload | None = None
         self._failed_on = deque[HeldDownload](maxlen=MAX_FAILED)
@@ -354,7 +355,7 @@ class Client:
             if self.step is Step.LET_GO:
                 self._uploads.let_go()
             elif self.step is Step.TRAIN:
-                self._read_round(self.round)
+                self._read_round(self.round, now)
             else:
                 break
         self._downloads.install()
@@ -376,11 +377,15 @@ class Client:
         failed = [one for one in self._failed_on if base is not None and is_same(one.manifest, base.manifest)]
         return len(failed) >= MAX_FAILURES or any(one is base for one in failed)
 
-    def _read_round(self, round_index: int) -> None:
+    def reading_s(self, now: float) -> float:
+        """How long the round's samples have been asked for; 0 while they aren't."""
+        return 0.0 if self._reading_round is None else now - self._reading_since
+
+    def _read_round(self, round_index: int, now: float) -> None:
         """Get the round's samples from the source, as a job, then train from what is its base now."""
         source, parts, base = self.source, self._parts, self._base()
         assert source is not None
-        self._reading_round = round_index
+        self._reading_round, self._reading_since = round_index, now
 
         def begin() -> Samples | None:
             """What waited for a model that hangs as it loads may come too late, and then uses up nothing."""

@@ -351,6 +351,7 @@ class ClientService:
             ignored=client.ignored,
             disk=self._disk.problem,
             camera=self._frames.error,
+            reading_s=client.reading_s(now),
             step=client.step,
             round=client.round,
             trains=self._identity.compute.trains,

@@ -23,6 +23,8 @@ from replayfleet.federation.wire.protocol.messages import spoken
 
 CLOCK_SLACK_S = 120.0
 """A clock that is further from the fleet's is told; so much apart two aggregators may be (``sync.trust``)."""
+SLOW_READ_S = 30.0
+"""Samples that take longer to read are told."""
 _STANDS_S = 10.0
 """What is signed must have gone on by half of this time."""
 PATIENCE = {
@@ -57,6 +59,7 @@ class Facts(MemberFacts):
     Attributes:
         trust_problem: why the newest announcement wasn't heard; empty if it was.
         camera: why a camera gives nothing; empty if all do.
+        reading_s: how long the source has been asked for the round's samples; 0 while it isn't.
         ignored: why the aggregator's newest word isn't followed; empty if it is, or none came.
         step: what it does.
         round: that was announced; -1 for none.
@@ -74,6 +77,7 @@ class Facts(MemberFacts):
 
     trust_problem: str = ""
     camera: str = ""
+    reading_s: float = 0.0
     ignored: str = ""
     step: Step = Step.WAIT_ROUND
     round: int = -1
@@ -135,6 +139,12 @@ def _of_the_device(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.NO_AGGREGATOR, f"no aggregator to follow: {facts.ignored}" if facts.ignored else nobody)
     if facts.camera:
         yield Wait(Why.CAMERA, facts.camera)
+    elif facts.reading_s > SLOW_READ_S:
+        yield Wait(
+            Why.CAMERA,
+            f"the samples of round {facts.round} have been read for {duration(facts.reading_s)}: does their folder or "
+            "its network answer? A model that hangs as it loads holds them up too, for two minutes; serving goes on",
+        )
     if facts.sent_away is not None:
         yield _rolled_back(facts, facts.sent_away)
     if abs(facts.clock_ahead_s) > CLOCK_SLACK_S:
