@@ -239,6 +239,8 @@ class DownloadDesk:
             reason=verdict.reason,
             detail=verdict.detail,
         )
+        if verdict.reason == Reason.CRASHED.value:
+            self._make_anew_later(event.peer, now)
         if verdict.reason in _MODELS_FAULTS:
             self._float32_instead(manifest, f"{verdict.reason}, {verdict.detail}", now)
 
@@ -251,9 +253,7 @@ class DownloadDesk:
             return  # a repetition, or about nothing that we sent
         self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
         if told.reason == Reason.CRASHED.value:
-            _, index, backoff = self._crashed.get(told.client_id, (0.0, -1, Backoff()))
-            backoff = backoff if index == self._rounds.index else Backoff(CRASHED_AGAIN_S, longest_s=86400.0)
-            self._crashed[told.client_id] = (now + backoff.next_s(), self._rounds.index, backoff)
+            self._make_anew_later(told.client_id, now)
         parts.journal.add(
             "model rolled back",
             round=told.round,
@@ -265,6 +265,11 @@ class DownloadDesk:
         )
         if offered is not None and offered.version == told.version:
             self._float32_instead(offered, f"{told.reason}, {told.detail}", now)
+
+    def _make_anew_later(self, client_id: str, now: float) -> None:
+        _, index, backoff = self._crashed.get(client_id, (0.0, -1, Backoff()))
+        backoff = backoff if index == self._rounds.index else Backoff(CRASHED_AGAIN_S, longest_s=86400.0)
+        self._crashed[client_id] = (now + backoff.next_s(), self._rounds.index, backoff)
 
     def _float32_instead(self, manifest: Manifest, why: str, now: float) -> None:
         """Give a client that can't serve a rounded model the float32 one, now and from now on."""

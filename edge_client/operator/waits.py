@@ -180,6 +180,9 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
             "this one another signing.key"
         )
         yield Wait(Why.MODELS, f"waits for the models of round {facts.round}; {why}")
+    elif facts.download_problem:
+        version = f"version {spoken(facts.serving_version)} serves" if facts.serving_version >= 0 else "none serves"
+        yield Wait(Why.MODELS, f"{version}, for no newer model does: {facts.download_problem}")
     if facts.step is Step.WAIT_LAST:
         text = "the run is over and its last model didn't come; `aggregator serve` on the same data dir hands it out"
         yield Wait(Why.MODELS, text)

@@ -294,6 +294,8 @@ def _checked(version: int, work: Callable[[], T]) -> T:
         return work()
     except (ArtefactRejected, OSError):
         raise
+    except ModelLost as lost:  # not always the model's doing
+        raise ArtefactRejected(Reason.HUNG if lost.hung else Reason.CRASHED, f"version {version}: {lost}") from lost
     except Exception as error:  # runtimes share no exception class
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ArtefactRejected(Reason.LOAD_FAILED, f"version {version}: {reason}") from error

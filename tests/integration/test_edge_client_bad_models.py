@@ -108,7 +108,7 @@ def truncate(folder: Path, manifest: Manifest) -> None:
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("answers otherwise", "probe-mismatch"), ("dies on load", "load-failed"), ("is truncated", "wrong-digest")],
+    [("answers otherwise", "probe-mismatch"), ("dies on load", "crashed"), ("is truncated", "wrong-digest")],
 )
 def test_a_model_that_fails_its_checks_is_never_served_and_the_aggregator_learns_why(
     how: str, reason: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch

@@ -172,8 +172,8 @@ def test_a_model_that_is_let_go_while_it_loads_keeps_nobody_waiting(
 @pytest.mark.parametrize(
     ("how", "reason", "words"),
     [
-        ("dies on load", Reason.LOAD_FAILED, "SIGSEGV"),
-        ("hangs on load", Reason.LOAD_FAILED, "didn't load within 3 s"),
+        ("dies on load", Reason.CRASHED, "SIGSEGV"),
+        ("hangs on load", Reason.HUNG, "didn't load within 3 s"),
         ("lies", Reason.PROBE_MISMATCH, "golden vector"),
         ("is truncated", Reason.WRONG_DIGEST, "digest"),
     ],

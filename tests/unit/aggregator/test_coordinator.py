@@ -403,6 +403,19 @@ def test_whoever_died_twice_with_a_model_gets_it_anew_and_then_ever_later(desk: 
     assert [client for client, _, _ in desk.offered()] == ["a", "b", "a", "a", "a"]
 
 
+def test_a_download_whose_process_died_as_it_loaded_is_made_anew_too_and_ever_later(desk: Desk) -> None:
+    desk.online("a", "b")
+    for version, due in ((1, 5.0), (2, 10.0)):
+        for client, reason in (("a", "crashed"), ("b", "load-failed")):
+            manifest = next(sent for peer, sent, _ in reversed(desk.courier.sent) if peer == client)
+            desk.verdict(client, manifest, accepted=False, why=reason)
+        desk.coordinator.tick(due - 0.1)
+        assert len(desk.offered()) == 1 + version
+        desk.coordinator.tick(due)
+        desk.jobs.run(due)
+        assert desk.offered()[-1] == ("a", 0, version + 1)
+
+
 def test_a_report_counts_once_for_each_version_and_only_from_its_client(desk: Desk) -> None:
     desk.online("a")
     report = Report("a", 0, 1, {"accuracy": 0.5})

@@ -50,6 +50,11 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"step": Step.WAIT_DOWNLOAD, "round": 5}, Why.MODELS, "`aggregator history --client cam-1` says why"),
     ({"step": Step.WAIT_LAST}, Why.MODELS, "`aggregator serve` on the same data dir hands it out"),
     ({"step": Step.WAIT_DOWNLOAD, "download_problem": "(untrusted): expired"}, Why.MODELS, "(untrusted): expired"),
+    (
+        {"step": Step.TRAINING, "download_problem": "(crashed): killed", "serving_version": 6},
+        Why.MODELS,
+        "version 6 serves, for no newer model does: (crashed): killed",
+    ),
     ({"clock_ahead_s": 3600.0}, Why.CLOCK_WRONG, "60 min ahead of the aggregator's"),
     ({"clock_ahead_s": -1.8e9}, Why.CLOCK_WRONG, "57 years behind the aggregator's"),
     ({"certificate_left_s": 12.4 * 86400}, Why.CERTIFICATE_ENDS, "ends in 12 days; `aggregator renew cam-1`"),
