@@ -16,8 +16,8 @@ from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, RoundRules
 from replayfleet.aggregator.rounds.opening import parse_opening
 from replayfleet.devices.profiles import FP16, INT8
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
-from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.cluster.engine import HERE, check_engine
+from replayfleet.federation.service.data_dir import check_data_dir
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE, SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
@@ -49,7 +49,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             "Everything that the aggregator keeps; after a restart it goes on there.",
             ROUNDS,
             metavar="DIR",
-            check=check_folder,
+            check=check_data_dir,
         ),
     ]
     clients: Annotated[

@@ -63,6 +63,7 @@ class Client:
         self._trained = NOWHERE
         self._reading_round: int | None = None
         self._reading_since = 0.0
+        self._num_failed = 0
         self._round_file: RoundFile | None = None
         self._trained_from: HeldDownload | None = None
         self._failed_on = deque[HeldDownload](maxlen=MAX_FAILED)
@@ -119,8 +120,9 @@ class Client:
 
     @property
     def download_problem(self) -> str:
-        """Why the newest download isn't served; empty if it is, or none came."""
-        return self._downloads.problem
+        """Why the announced round's download isn't served; empty if it is, or none came."""
+        held = self._downloads.held
+        return self._downloads.problem if held is None or held.manifest.round < self.round else ""
 
     @property
     def upload_problem(self) -> str:
@@ -459,12 +461,15 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
-            self._use_up(ended.round)  # they may be why
+            self._num_failed += 1
+            if self._num_failed > 1:
+                self._use_up(ended.round)  # they may be why
             if self._trained_from is not None:
                 self._failed_on.append(self._trained_from)
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
+        self._num_failed = 0
         self._use_up(commit.round)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
         if self._agreed is not None and commit.spec_digest == self._agreed.digest:

@@ -70,7 +70,7 @@ class Facts(MemberFacts):
         sent_away: the download that was rolled back, unless a newer one is held.
         serving_version: of the model that answers; -1 for none.
         training_problem: why the round wasn't trained; empty if it was.
-        download_problem: why the newest download isn't served; empty if it is, or none came.
+        download_problem: why the round's download isn't served; empty if it is, or none came.
         upload_problem: why the aggregator doesn't take the upload for now; empty if it does.
         clock_ahead_s: of the fleet's time; 0 if unknown.
     """

@@ -504,10 +504,35 @@ def test_the_source_hears_which_rounds_samples_are_used_up_also_after_a_crash(ma
     made.hear(announcement(1), offered(2))
     made.client.on_trainer(TrainFailed(1, "No space left on device", errno.ENOSPC), 0.0)
     assert made.source.used == [0], "it will be tried again"
-    made.client.on_trainer(TrainFailed(1, "no"), 0.0)
     again = Harness(tmp_path)
     again.hear(announcement(1))
     assert again.source.used == [0], "as its record says"
+
+
+def test_samples_on_which_training_fails_twice_are_used_up(made: Harness) -> None:
+    for round_index, used in ((0, []), (1, [1]), (2, [1, 2])):
+        made.hear(announcement(round_index), offered(round_index + 1))
+        made.client.on_trainer(TrainFailed(round_index, "no memory"), 0.0)
+        assert made.source.used == used
+    made.hear(announcement(3), offered(4))
+    made.trained(3, 5)
+    made.hear(verdict(5))
+    made.hear(announcement(4), offered(6))
+    made.client.on_trainer(TrainFailed(4, "a damaged blob"), 0.0)
+    assert made.source.used == [1, 2, 3]
+
+
+def test_why_a_download_isnt_served_is_told_while_the_rounds_model_isnt_there(made: Harness) -> None:
+    made.hear(announcement(0), offered(666))
+    assert "wrong answers" in made.client.download_problem
+    made.hear(offered(1), announcement(0))
+    made.hear(announcement(1), of_round(1, 666))
+    assert "wrong answers" in made.client.download_problem
+    made.hear(of_round(1, 667))
+    assert made.client.download_problem == ""
+    made.hear(of_round(0, 3))  # older than what is held: an aggregator that was frozen says it again
+    assert made.courier.refused[-1] == "stale-version"
+    assert made.client.download_problem == ""
 
 
 def test_a_round_whose_training_failed_is_trained_from_another_download_of_it(made: Harness) -> None:
