@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from replayfleet.export.graphs.graph import OPSET
+from replayfleet.export.graphs.graph import OPSET, keep_operators
 from replayfleet.export.graphs.simplify import drop_dead_nodes, replace_nodes
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.federation.methods.steps.sub_generators.ddpm import denoised, solver_schedule
@@ -139,6 +139,7 @@ def sampler_model(network: TimedNetwork, image_shape: tuple[int, ...], convert: 
 
 def _exported(module: nn.Module, image_shape: tuple[int, ...]) -> onnx.ModelProto:
     """Return the denoiser; one timestep serves the whole batch."""
+    keep_operators()
     program = torch.onnx.export(
         module.eval(),
         (torch.zeros(2, *image_shape), torch.zeros(1, dtype=torch.int64)),
