@@ -306,7 +306,8 @@ def pictures_below(folder: Path, data_root: Path) -> int:
     everything = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
     # wherever a form begins, one of these places is among its first: only pictures that fit there are looked for
     words = {everything[at : at + 8] for at in range(0, len(everything), STRIDE)}
-    likely = set().union(*(pictures_with(data_root).get(word, ()) for word in words))
+    known = pictures_with(data_root)
+    likely = set().union(*(known[word] for word in words & known.keys()))
     return sum(any(form in everything for form in forms_of_pictures(data_root)[index]) for index in likely)
 
 
