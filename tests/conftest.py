@@ -5,6 +5,7 @@ Where PyTorch or ONNX aren't installed, as on a board, test modules that import 
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -60,6 +61,12 @@ def pytest_make_collect_report(
         if report.failed and str(report.longrepr).endswith(f"No module named '{package}'"):
             report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {package}")
     return report
+
+
+def pytest_collection_finish() -> None:
+    """Let later collections of garbage leave out all that was imported: each takes a second or two else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
