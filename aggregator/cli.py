@@ -20,6 +20,7 @@ from replayfleet.aggregator.members.command import enroll, renew, revoke
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
+from replayfleet.federation.imports import without_collections
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import ASKS, agreed, run_command, say, with_settings
 from replayfleet.federation.service.words import count_of, visible
@@ -41,7 +42,8 @@ def serve(settings: AggregatorSettings) -> None:
     let_idle_threads_sleep()
     configure_logging(as_json=settings.json_logs)
     settings.task_spec()
-    from replayfleet.aggregator.serve import serve as run
+    with without_collections():
+        from replayfleet.aggregator.serve import serve as run
 
     if run(settings):
         return

@@ -23,6 +23,7 @@ from replayfleet.export.formats import (
 )
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
 from replayfleet.federation.help_groups import ADVANCED, HELP, OptionOfGroup, Program, joined
+from replayfleet.federation.imports import without_collections
 from replayfleet.federation.paths import ANY_PATH, PLACE
 from replayfleet.models.specs import (
     DETECTION_STRIDES,
@@ -317,9 +318,10 @@ def _export(
     given = {field: value for field, value in given.items() if value is not None}
     spec = _typed(spec_type, {**otherwise, **given}, where) if stored is None else _agreed(stored, kind, given, where)
     rounding = _rounding(row, spec, chosen)
-    from replayfleet.export.job import Request, run_export
-    from replayfleet.export.report import lines
-    from replayfleet.export.subject import Architecture
+    with without_collections():
+        from replayfleet.export.job import Request, run_export
+        from replayfleet.export.report import lines
+        from replayfleet.export.subject import Architecture
 
     architecture = Architecture(kind, spec, *sampler)
     request = Request(architecture, row, out, threads, split=chosen["split"], rounding=rounding)

@@ -29,6 +29,7 @@ from replayfleet.export.graphs.simplify import (
 )
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
+from replayfleet.federation.imports import without_collections
 from replayfleet.models.build import build_generator, build_task_model
 from replayfleet.models.specs import (
     ARCHITECTURES,
@@ -96,17 +97,18 @@ def export_graph(
         facts: metadata to store, each under ``replayfleet.<key>``, with the opset.
     """
     keep_operators()
-    program = torch.onnx.export(
-        module.eval(),
-        (torch.zeros(2, *input_shape),),  # a batch of 1 would be taken for a constant
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        input_names=[names[0]],
-        output_names=[names[1]],
-        opset_version=OPSET,
-        optimize=False,
-        verbose=False,
-    )
+    with without_collections():
+        program = torch.onnx.export(
+            module.eval(),
+            (torch.zeros(2, *input_shape),),  # a batch of 1 would be taken for a constant
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=[names[0]],
+            output_names=[names[1]],
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+        )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program, though dynamo=True")
     model = onnx.ModelProto()

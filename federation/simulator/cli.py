@@ -16,6 +16,7 @@ import click
 
 from replayfleet.federation.errors import NothingLearned
 from replayfleet.federation.help_groups import HELP, GroupedCommand
+from replayfleet.federation.imports import without_collections
 from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
@@ -72,8 +73,9 @@ def run(spec: RunSpec, command: list[str]) -> None:
 
     configure_logging(level="WARNING")
     let_idle_threads_sleep()
-    leave_the_compiler_out()
-    from replayfleet.federation.simulator.job import prepare
+    with without_collections():
+        leave_the_compiler_out()
+        from replayfleet.federation.simulator.job import prepare
     from replayfleet.federation.simulator.progress import Progress
     from replayfleet.federation.streams.stream import DRIVING
 

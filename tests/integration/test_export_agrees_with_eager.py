@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 import replayfleet.export.graphs.graph
 from replayfleet.export.batches import BATCHES
-from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import OPSET, sub_generator_graph, task_graph
 from replayfleet.export.graphs.join import join
 from replayfleet.export.parity import TOLERANCE, ParityError, check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
@@ -156,6 +157,12 @@ def test_other_names_and_more_classes_cost_no_second_export(monkeypatch: pytest.
     assert json.loads(own_facts(inspect_graph(task_graph(named)).metadata)["classes"]) == list(CLASSES[::-1])
     grown = dataclasses.replace(SMALL, class_names=(*CLASSES, "one more"), architecture="lenet", stem="imagenet")
     assert (sub_generator_graph(grown), sub_generator_graph(MixtureSpec(grown, 32))) == sub_generator
+
+
+def test_the_exporters_table_of_operators_is_made_once() -> None:
+    task_graph(SMALL)
+    registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    assert registry.from_torchlib(opset_version=OPSET) is registry().from_torchlib(opset_version=OPSET)
 
 
 def test_what_a_package_adds_may_read_its_classes_names(monkeypatch: pytest.MonkeyPatch) -> None:

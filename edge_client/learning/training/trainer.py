@@ -43,6 +43,7 @@ from replayfleet.edge_client.learning.training.stored import load_state, sampler
 from replayfleet.edge_client.state_store import MAX_COUNTED, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ReplayfleetError, told
+from replayfleet.federation.imports import without_collections
 from replayfleet.federation.service.artefact_codec import EncodedOnce, encode_artefacts, open_artefacts
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
@@ -266,8 +267,9 @@ def main() -> None:
 
 def warm_up() -> None:
     """Import torch, the slow part, before the first job: a round's pace would see steps that take for ever."""
-    prepare_torch(1)
-    leave_the_compiler_out()
+    with without_collections():
+        prepare_torch(1)
+        leave_the_compiler_out()
 
 
 def answer(job: AnyJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed | Chose:
