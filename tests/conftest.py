@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling, Scheduling
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from replayfleet.federation.imports import without_collections
 from replayfleet.federation.service.logs import FewLines
 from replayfleet.federation.service.torch_setup import prepare_torch
 
@@ -63,10 +64,14 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_collection_finish() -> None:
-    """Let later collections of garbage leave out all that was imported: each takes a second or two else."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without looking for garbage, and let no later look go through it: each takes a second or two."""
+    with without_collections():
+        found = yield
     gc.collect()
     gc.freeze()
+    return found
 
 
 @pytest.fixture(autouse=True)
