@@ -8,10 +8,11 @@ Graphs are reproducible: equal specs give equal bytes, in any directory and proc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -96,8 +97,7 @@ def export_graph(
         names: of the input and the output.
         facts: metadata to store, each under ``replayfleet.<key>``, with the opset.
     """
-    keep_operators()
-    with without_collections():
+    with without_collections(), operators_kept():
         program = torch.onnx.export(
             module.eval(),
             (torch.zeros(2, *input_shape),),  # a batch of 1 would be taken for a constant
@@ -124,14 +124,32 @@ def export_graph(
     return finished(model, facts)
 
 
-@functools.cache
-def keep_operators() -> None:
-    """Let the exporter make its table of operators once in a process, which is a quarter of what an export takes.
+@contextlib.contextmanager
+def operators_kept() -> Iterator[None]:
+    """Let the exporter keep its table of operators for the next of our exports: a quarter of what one takes.
 
-    It parses the source of some 500 functions for it. What it exports stays the same to the byte.
+    It parses the source of some 500 functions for it. What it exports stays the same to the byte. Where PyTorch has
+    moved the table, which is no part of its API, each export makes its own.
     """
-    registry: Any = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
-    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
+    registry, original, kept = _table_of_operators()
+    if registry is None:
+        yield
+        return
+    registry.from_torchlib = kept
+    try:
+        yield
+    finally:
+        registry.from_torchlib = original
+
+
+@functools.cache
+def _table_of_operators() -> tuple[Any, Any, Any]:
+    """Return the exporter's registry, what makes its table, and the same that makes it once; None where it isn't."""
+    try:
+        registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+        return registry, vars(registry)["from_torchlib"], staticmethod(functools.cache(registry.from_torchlib))
+    except (ImportError, AttributeError, KeyError):
+        return None, None, None
 
 
 def finished(model: onnx.ModelProto, facts: Mapping[str, str]) -> bytes:

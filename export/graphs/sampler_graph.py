@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from replayfleet.export.graphs.graph import OPSET, keep_operators
+from replayfleet.export.graphs.graph import OPSET, operators_kept
 from replayfleet.export.graphs.simplify import drop_dead_nodes, replace_nodes
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.federation.methods.steps.sub_generators.ddpm import denoised, solver_schedule
@@ -139,18 +139,18 @@ def sampler_model(network: TimedNetwork, image_shape: tuple[int, ...], convert: 
 
 def _exported(module: nn.Module, image_shape: tuple[int, ...]) -> onnx.ModelProto:
     """Return the denoiser; one timestep serves the whole batch."""
-    keep_operators()
-    program = torch.onnx.export(
-        module.eval(),
-        (torch.zeros(2, *image_shape), torch.zeros(1, dtype=torch.int64)),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)}, None),
-        input_names=["x", "timestep"],
-        output_names=["predicted"],
-        opset_version=OPSET,
-        optimize=True,
-        verbose=False,
-    )
+    with operators_kept():
+        program = torch.onnx.export(
+            module.eval(),
+            (torch.zeros(2, *image_shape), torch.zeros(1, dtype=torch.int64)),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)}, None),
+            input_names=["x", "timestep"],
+            output_names=["predicted"],
+            opset_version=OPSET,
+            optimize=True,
+            verbose=False,
+        )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program, though dynamo=True")
     model = onnx.ModelProto()

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import sys
 
 import numpy as np
 import onnx
@@ -15,7 +16,13 @@ from torch import nn
 
 import replayfleet.export.graphs.graph
 from replayfleet.export.batches import BATCHES
-from replayfleet.export.graphs.graph import OPSET, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import (
+    OPSET,
+    _table_of_operators,
+    operators_kept,
+    sub_generator_graph,
+    task_graph,
+)
 from replayfleet.export.graphs.join import join
 from replayfleet.export.parity import TOLERANCE, ParityError, check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
@@ -159,10 +166,18 @@ def test_other_names_and_more_classes_cost_no_second_export(monkeypatch: pytest.
     assert (sub_generator_graph(grown), sub_generator_graph(MixtureSpec(grown, 32))) == sub_generator
 
 
-def test_the_exporters_table_of_operators_is_made_once() -> None:
-    task_graph(SMALL)
+def test_the_exporters_table_of_operators_is_kept_for_our_exports_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
-    assert registry.from_torchlib(opset_version=OPSET) is registry().from_torchlib(opset_version=OPSET)
+    as_it_was = vars(registry)["from_torchlib"]
+    task_graph(SMALL)
+    assert vars(registry)["from_torchlib"] is as_it_was
+    with operators_kept():
+        assert registry.from_torchlib(opset_version=OPSET) is registry().from_torchlib(opset_version=OPSET)
+    monkeypatch.setitem(sys.modules, "torch.onnx._internal.exporter._registration", None)
+    _table_of_operators.cache_clear()
+    with operators_kept():
+        assert vars(registry)["from_torchlib"] is as_it_was
+    _table_of_operators.cache_clear()
 
 
 def test_what_a_package_adds_may_read_its_classes_names(monkeypatch: pytest.MonkeyPatch) -> None:
