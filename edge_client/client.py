@@ -23,7 +23,7 @@ from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agre
 from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.reports import ReportDesk
-from replayfleet.edge_client.sync.session_logic import NOWHERE, Place, Situation, Step, next_step
+from replayfleet.edge_client.sync.session_logic import NOWHERE, Place, Situation, Step, next_step, open_place
 from replayfleet.edge_client.sync.uploads import UploadDesk
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.fleet.growth import extends
@@ -121,8 +121,10 @@ class Client:
     @property
     def download_problem(self) -> str:
         """Why the announced round's download isn't served; empty if it is, or none came."""
-        held = self._downloads.held
-        return self._downloads.problem if held is None or held.manifest.round < self.round else ""
+        now = self._situation()
+        held, word = now.held, now.announcement
+        served = held is not None and word is not None and held >= open_place(now, word)
+        return "" if served else self._downloads.problem
 
     @property
     def upload_problem(self) -> str:
@@ -397,7 +399,7 @@ class Client:
             self._reading_round = None
             if samples is not None and len(samples):
                 if not self._train(samples, base, now):
-                    log.warning("samples lost", round=round_index, samples=len(samples), reason="the round has passed")
+                    log.warning("samples not used", round=round_index, samples=len(samples), reason="asked for no more")
             elif self.round == round_index:
                 self._data_again_at = now + DATA_AGAIN_S
 
@@ -462,8 +464,12 @@ class Client:
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
             self._num_failed += 1
-            if self._num_failed > 1:
-                self._use_up(ended.round)  # they may be why
+            agreed, num_failed = self._agreed, self._num_failed
+            ours = "" if agreed is None else agreed.digest
+            trained = commit is not None and (commit.round, commit.spec_digest) == (ended.round, ours)
+            # They may be why: after the 2nd, 4th, 8th failure in a row, or a lasting one would use up everything.
+            if trained or (num_failed > 1 and not num_failed & (num_failed - 1)):
+                self._use_up(ended.round)
             if self._trained_from is not None:
                 self._failed_on.append(self._trained_from)
             return
@@ -485,11 +491,8 @@ class Client:
 
     def _use_up(self, round_index: int) -> None:
         """Tell the source that no later round is to get this one's samples."""
-        try:
-            if self.source is not None:
-                self.source.samples.used_up(round_index)
-        except OSError as error:
-            self._parts.disk.takes(error)
+        if (source := self.source) is not None:
+            self._parts.disk.do(lambda _: source.samples.used_up(round_index))
 
     def _forget_samples(self) -> None:
         file, self._round_file = self._round_file, None

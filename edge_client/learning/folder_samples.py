@@ -90,9 +90,9 @@ class FolderSamples:
         """
         entry = self._entry(round_index, _BEGUN)
         for other in self._ledger.glob(f"*{_BEGUN}.json"):
-            if other != entry:
+            if other != entry and not self._used.issuperset(_names(other)):  # else it waits for the disk to say so
                 log.info("a round passed and its images are there for another", round=round_index, was=other.name)
-                other.unlink()
+                other.unlink(missing_ok=True)
         begun = _names(entry) or _names(self._entry(round_index))
         at_most = max(MIN_SAMPLES, self._uri.per_round)
         loaded = self._load(begun, at_most)
@@ -108,8 +108,8 @@ class FolderSamples:
 
     def used_up(self, round_index: int) -> None:
         if names := _names(entry := self._entry(round_index, _BEGUN)):
-            entry.replace(self._entry(round_index))
             self._used.update(names)
+            entry.replace(self._entry(round_index))
 
     def test_samples(self, round_index: int) -> Samples | None:
         return None

@@ -40,8 +40,8 @@ SOON_S = 60.0
 of the processor, as much as many a round."""
 
 HANGS_S = 300.0
-"""A process with a job that has used no processor for so long, and wants none, won't go on: a driver hangs, say."""
-_LOOK_EVERY_S = 5.0
+"""A process with a job that has used next to no processor for so long, and wants none, won't go on."""
+_LOOK_EVERY_S, _IDLE_SHARE = 5.0, 0.01
 
 TRAINER_COMMAND = child_command("replayfleet.edge_client.learning.training.trainer")
 
@@ -110,8 +110,8 @@ class TrainerProcess:
         self._child.process.send_signal(signal.SIGCONT)
 
     def is_still(self) -> bool:
-        """Look at its time on the processor."""
-        still, self._cpu_s = idle_since(self.pid, self._cpu_s)
+        """Look at its time on the processor, and its children's."""
+        still, self._cpu_s = idle_since(self.pid, self._cpu_s, _IDLE_SHARE * _LOOK_EVERY_S)
         return still
 
     def kill(self) -> None:

@@ -37,6 +37,7 @@ PATIENCE = {
     Why.EXCLUDED: Patience(0, 0),
     Why.DISK: COMMON_PATIENCE[Why.DISK],
     Why.CAMERA: Patience(0, 0),
+    Why.SAMPLES: Patience(0, 300),
     Why.ROLLED_BACK: Patience(0, 0),
     Why.TRAINING_FAILED: Patience(0, 0),
     Why.NO_AGGREGATOR: Patience(10, 60),
@@ -139,10 +140,10 @@ def _of_the_device(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.NO_AGGREGATOR, f"no aggregator to follow: {facts.ignored}" if facts.ignored else nobody)
     if facts.camera:
         yield Wait(Why.CAMERA, facts.camera)
-    elif facts.reading_s > SLOW_READ_S:
+    if facts.reading_s > SLOW_READ_S:
         yield Wait(
-            Why.CAMERA,
-            f"the samples of round {facts.round} have been read for {duration(facts.reading_s)}: does their folder or "
+            Why.SAMPLES,
+            f"a round's samples have been read for {duration(facts.reading_s)}: does their folder or "
             "its network answer? A model that hangs as it loads holds them up too, for two minutes; serving goes on",
         )
     if facts.sent_away is not None:
@@ -180,12 +181,12 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
             "this one another signing.key"
         )
         yield Wait(Why.MODELS, f"waits for the models of round {facts.round}; {why}")
+    elif facts.step is Step.WAIT_LAST and not facts.download_problem:
+        text = "the run is over and its last model didn't come; `aggregator serve` on the same data dir hands it out"
+        yield Wait(Why.MODELS, text)
     elif facts.download_problem:
         version = f"version {spoken(facts.serving_version)} serves" if facts.serving_version >= 0 else "none serves"
         yield Wait(Why.MODELS, f"{version}, for no newer model does: {facts.download_problem}")
-    if facts.step is Step.WAIT_LAST:
-        text = "the run is over and its last model didn't come; `aggregator serve` on the same data dir hands it out"
-        yield Wait(Why.MODELS, text)
     if facts.step is Step.WAIT_DATA:
         yield Wait(Why.TOO_FEW_LABELS, _few_labels(facts.round, facts.labels))
 

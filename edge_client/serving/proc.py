@@ -34,16 +34,32 @@ def is_starved(pid: int) -> bool:
         return False
 
 
-def idle_since(pid: int, cpu_s: float | None) -> tuple[bool, float | None]:
-    """Whether a process has used no time of a processor since it had used ``cpu_s``, and wants none; and what it has.
+def idle_since(pid: int, cpu_s: float | None, at_most_s: float) -> tuple[bool, float | None]:
+    """Whether a process, its children included, has used next to no processor since it had used ``cpu_s``.
 
-    False where it can't be told. One that others leave no time wants it.
+    Args:
+        pid: which.
+        cpu_s: what it had used; None if that isn't known, and then it isn't idle.
+        at_most_s: what a thread that only looks at a clock uses meanwhile.
+
+    Returns:
+        Whether it was idle and wants no processor now, which one does that others leave none; and what it has used.
+        False and None where it can't be told.
     """
     try:
-        used = _cpu_s(pid)
-        return used == cpu_s and not _wants_to_run(pid), used
+        family = _family(pid)
+        used = sum(_cpu_s(one) for one in family)
+        idle = cpu_s is not None and abs(used - cpu_s) <= at_most_s
+        return idle and not any(_wants_to_run(one) for one in family), used
     except (OSError, IndexError, ValueError):
         return False, None
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    tasks = (_PROC / str(pid) / "task").iterdir()
+    children = (int(child) for task in tasks for child in (task / "children").read_text(encoding="ascii").split())
+    return [pid, *(one for child in children for one in _family(child))]
 
 
 def _fields(path: Path) -> list[str]:

@@ -103,7 +103,7 @@ def next_step(now: Situation) -> Step:
         return Step.WAIT_AGGREGATOR if now.training_round is None else Step.TRAINING
     if word.state == "finished":
         return _at_the_end(now, word)
-    if now.pending is not None and now.pending.until < _open(now, word):
+    if now.pending is not None and now.pending.until < open_place(now, word):
         return Step.LET_GO
     if now.training_round is not None or word.leaves_out(now.client_id):
         return Step.EXCLUDED if now.training_round is None else Step.TRAINING
@@ -122,13 +122,13 @@ def _until_it_counts(now: Situation, pending: Pending, word: Announcement) -> St
     return Step.OFFER if now.has_disk else Step.WAIT_DISK
 
 
-def _open(now: Situation, word: Announcement) -> Place:
+def open_place(now: Situation, word: Announcement) -> Place:
     """The announced round. Of two epochs the higher counts: a download may carry what only this client has to know."""
     return Place(max(had.epoch for had in (word, now.held, now.coming) if had is not None), word.round)
 
 
 def _in_an_open_round(now: Situation, word: Announcement) -> Step:
-    here = _open(now, word)
+    here = open_place(now, word)
     if here in {now.trained, now.abandoned}:
         return Step.WAIT_ROUND
     if here not in {now.held, now.coming}:
@@ -155,4 +155,4 @@ def _at_the_end(now: Situation, word: Announcement) -> Step:
     if now.pending is not None:
         return Step.LET_GO
     newest = max(now.held or NOWHERE, now.sent_away)
-    return Step.FINISHED if newest >= _open(now, word) else Step.WAIT_LAST
+    return Step.FINISHED if newest >= open_place(now, word) else Step.WAIT_LAST

@@ -36,7 +36,7 @@ class UploadDesk:
     def reload(self) -> None:
         """Read what is pending from disk: at the start, and after training."""
         self._commit, self._counts_in = self._parts.records.pending()
-        self._offered_to = self.problem = ""
+        self._offered_to = self._transfer_id = self.problem = ""
         self._not_before = 0.0
         self._backoff.reset()
 

@@ -61,8 +61,10 @@ def check_data_dir(path: Path) -> None:
     Raises:
         SettingsError: As ``check_folder``.
     """
-    if not ((path / MARKER).is_file() and os.statvfs(path).f_flag & os.ST_RDONLY):
-        check_folder(path)
+    with contextlib.suppress(OSError):  # somebody else's, say
+        if (path / MARKER).is_file() and os.statvfs(path).f_flag & os.ST_RDONLY:
+            return
+    check_folder(path)
 
 
 def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> DataDir:

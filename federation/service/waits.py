@@ -25,6 +25,7 @@ class Why(str, enum.Enum):
     NOT_DUE = "not-due"
     DISK = "disk"
     CAMERA = "camera"
+    SAMPLES = "samples"
     ROLLED_BACK = "rolled-back"
     TRAINING_FAILED = "training-failed"
     MODELS = "models"

@@ -278,6 +278,19 @@ while (said := parent.recv()) is not None:
         parent.send((said[0], pickled.dumps(function(pickled.loads(said[1])))))"""
 """A driver whose cluster does nothing before it has four tasks."""
 
+STUCK = """import sys, ray.cloudpickle as pickled
+from multiprocessing.connection import Connection
+parent = Connection(int(sys.argv[1]))
+parent.send(2)
+while (said := parent.recv()) is not None:
+    if isinstance(said, bytes):
+        function = pickled.loads(said)
+        continue
+    number, item = said
+    if not (number == 0):
+        parent.send((number, pickled.dumps(function(pickled.loads(item)))))"""
+"""A driver whose first task never ends."""
+
 FROZEN = """import os, signal, sys
 from multiprocessing.connection import Connection
 parent = Connection(int(sys.argv[1]))
@@ -289,27 +302,50 @@ def who_and(item: int) -> tuple[int, int]:
     return os.getpid(), item
 
 
-def test_a_cluster_that_says_nothing_is_waited_for_once_and_used_again_when_it_answers(
+def driven_by(code: str, monkeypatch: pytest.MonkeyPatch, silence_s: float) -> RayEngine:
+    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", code, fd))
+    monkeypatch.setattr(engine_module, "GOODBYE_S", 0)
+    return RayEngine("ray", 1, start_s=None, silence_s=silence_s)
+
+
+def test_a_cluster_that_says_nothing_is_used_again_when_it_answers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", SILENT, fd))
-    with contextlib.closing(RayEngine("ray", 1, start_s=None, silence_s=0.2)) as engine:
-        for _ in range(2):
-            assert engine.map(who_and, range(3)) == [(os.getpid(), item) for item in range(3)]
+    with contextlib.closing(driven_by(SILENT, monkeypatch, 0.2)) as engine:
+        assert engine.map(who_and, range(3)) == [(os.getpid(), item) for item in range(3)]
         assert [record.getMessage()[:26] for record in caplog.records] == ["the Ray cluster is silent "]
-        for which in ("_silence_s", "_patience_s"):
-            monkeypatch.setattr(engine, which, 60.0)  # a fourth one is asked for, and it answers all
+        monkeypatch.setattr(engine, "_silence_s", 60.0)  # a fourth one is asked for, and it answers all
         done = engine.map(who_and, range(3))
     assert [item for _, item in done] == [0, 1, 2]
     assert os.getpid() not in {pid for pid, _ in done}
 
 
+def test_a_task_that_never_answers_keeps_no_other_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(driven_by(STUCK, monkeypatch, 0.2)) as engine:
+        assert engine.map(who_and, [0]) == [(os.getpid(), 0)]
+        monkeypatch.setattr(engine, "_silence_s", 60.0)
+        for _ in range(2):
+            done = engine.map(who_and, range(7))
+            assert [item for _, item in done] == list(range(7))
+            assert os.getpid() not in {pid for pid, _ in done}
+
+
+def test_a_cluster_that_never_answers_is_given_no_more_than_it_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(driven_by(STUCK.replace("number == 0", "True"), monkeypatch, 0.2)) as engine:
+        for _ in range(4):
+            assert engine.map(who_and, range(3)) == [(os.getpid(), item) for item in range(3)]
+        assert len(engine._open) == 5
+        monkeypatch.setattr(engine, "_silence_s", 3600.0)  # and is waited for no more
+        assert engine.map(who_and, range(3)) == [(os.getpid(), item) for item in range(3)]
+    assert len(caplog.records) == 1
+
+
 def test_a_driver_that_is_frozen_is_ended_and_holds_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_module, "child_command", lambda _, fd, *__, **___: (sys.executable, "-c", FROZEN, fd))
-    monkeypatch.setattr(engine_module, "GOODBYE_S", 0)
-    with contextlib.closing(RayEngine("ray", 1, start_s=None, silence_s=0.2)) as engine:
+    with contextlib.closing(driven_by(FROZEN, monkeypatch, 0.2)) as engine:
         frozen = engine._driver.pid
         items = [item * bytes(1_000_000) for item in range(12)]  # more than a pipe holds
         assert engine.map(len, items) == [1_000_000 * item for item in range(12)]

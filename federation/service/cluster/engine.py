@@ -60,7 +60,7 @@ class RayEngine:
     """Does work as tasks of a Ray cluster, and here while there is none; a process of its own drives the cluster.
 
     A cluster that says nothing (frozen, without free CPUs, busy with one long task) is waited for only so long: this
-    process then does the oldest work itself, until there is an answer again.
+    process then does what that call asked for itself. Later calls ask again, for no more than it holds at a time.
 
     Args:
         address: ``ray``: a cluster that is started on this machine, and ends with this process; ``ray://HOST:PORT``.
@@ -89,9 +89,11 @@ class RayEngine:
         self._address, self._num_threads = address, num_threads
         self._command = (address, str(num_workers or 0), str(again_s))
         self._numbers = itertools.count()  # of all tasks: an answer may outlive the call that waited for it
+        self._open = set[int]()  # which the cluster has and didn't answer, those that were done here meanwhile too
+        self._told_silent = False
         self._size = 0  # how many tasks the cluster does at a time; 0 while there is none
         self._told = self._closed = False
-        self._silence_s = self._patience_s = silence_s  # no patience: nothing was heard for so long
+        self._silence_s = self._patience_s = silence_s  # none in a call that heard nothing for so long
         self._begin()
         self._look(start_s)
 
@@ -106,20 +108,22 @@ class RayEngine:
         said = False
         if not self._size:
             self._look(0)
+        self._patience_s = self._silence_s
         for place, item in enumerate(items):
-            while self._size and not self._patience_s and self._connection.poll():
+            while self._open and not begun and self._connection.poll():
                 self._hear()  # late, and done here since
-            if self._size and self._patience_s and not said:
+            while begun and not self._takes_more():
+                self._collect(function, begun, results)
+            if not said and self._takes_more():
                 self._say(self._pickled.dumps(functools.partial(_work, function, self._num_threads)))
                 said = True
-            if not (self._size and self._patience_s):
+            if not self._takes_more():
                 results[place] = function(item)
                 continue
             number = next(self._numbers)
             begun[number] = (place, item)
+            self._open.add(number)
             self._say((number, self._pickled.dumps(item)))
-            while len(begun) > (2 * self._size if self._patience_s else 0):
-                self._collect(function, begun, results)
         while begun:
             self._collect(function, begun, results)
         return [results[place] for place in sorted(results)]
@@ -134,13 +138,13 @@ class RayEngine:
 
     def _collect(self, function: Callable[[T], R], begun: dict[int, tuple[int, T]], results: dict[int, R]) -> None:
         if self._size and not self._connection.poll(self._patience_s):
-            if self._patience_s:
+            if not self._told_silent:
                 log.warning(
-                    "the Ray cluster is silent engine=%s for_s=%.0f next=work is done in this process until it answers",
+                    "the Ray cluster is silent engine=%s for_s=%.0f next=what it doesn't answer is done here",
                     self._address,
                     self._patience_s,
                 )
-            self._patience_s = 0.0
+            self._told_silent, self._patience_s = True, 0.0
             place, item = begun.pop(min(begun))
             results[place] = function(item)
             return
@@ -150,11 +154,16 @@ class RayEngine:
             begun.clear()
         elif number in begun:
             place, item = begun.pop(number)
+            self._told_silent = False
             if isinstance(done, bytes):
                 results[place] = self._pickled.loads(done)
             else:
                 log.warning("work lost error=%s next=done in this process", done)
                 results[place] = function(item)
+
+    def _takes_more(self) -> bool:
+        """Whether to give the cluster more: not in a call that it was silent in, nor while it has all that it holds."""
+        return bool(self._size and self._patience_s) and len(self._open) <= 2 * self._size
 
     def _begin(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
@@ -206,12 +215,13 @@ class RayEngine:
             return self._lose("its process is frozen")
         except (EOFError, OSError):
             return self._lose()
-        self._patience_s = self._silence_s
+        self._open.discard(said[0])
         return said
 
     def _lose(self, why: str = "") -> tuple[None, bytes]:
         """Begin another driver in place of one that ended, and wait for nothing; returns an answer to nothing."""
-        self._size, self._patience_s = 0, self._silence_s
+        self._size = 0
+        self._open.clear()
         self._tell(why or ending(self._driver, 1.0))
         end(self._driver, 0.0)
         if not self._closed:

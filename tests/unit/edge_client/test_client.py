@@ -401,7 +401,7 @@ def test_samples_whose_round_passes_as_they_are_read_are_told(made: Harness, cap
     made.hear_alone(announcement(1))
     made.client.on_outcome(read, 0.0)
     assert not made.trainer.jobs
-    assert "samples lost" in caplog.text
+    assert "samples not used" in caplog.text
 
 
 def test_a_swap_that_is_refused_for_now_brings_no_training_without_end_nor_another_rounds_measures(
@@ -510,16 +510,25 @@ def test_the_source_hears_which_rounds_samples_are_used_up_also_after_a_crash(ma
 
 
 def test_samples_on_which_training_fails_twice_are_used_up(made: Harness) -> None:
-    for round_index, used in ((0, []), (1, [1]), (2, [1, 2])):
+    for round_index in range(5):
         made.hear(announcement(round_index), offered(round_index + 1))
         made.client.on_trainer(TrainFailed(round_index, "no memory"), 0.0)
-        assert made.source.used == used
-    made.hear(announcement(3), offered(4))
-    made.trained(3, 5)
-    made.hear(verdict(5))
-    made.hear(announcement(4), offered(6))
-    made.client.on_trainer(TrainFailed(4, "a damaged blob"), 0.0)
-    assert made.source.used == [1, 2, 3]
+    assert made.source.used == [1, 3], "the second and the fourth time: what lasts isn't their doing"
+    made.hear(announcement(5), offered(6))
+    made.trained(5, 7)
+    made.hear(verdict(7))
+    made.hear(announcement(6), offered(8))
+    made.client.on_trainer(TrainFailed(6, "a damaged blob"), 0.0)
+    assert made.source.used == [1, 3, 5]
+
+
+def test_a_round_whose_process_died_when_it_was_trained_is_used_up(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.records.commit_training(
+        TrainingCommit(0, 2, spec_digest(SPEC), (), b"", (BlobEntry("task", "c" * 64, 5),), b"", 2.0, 4, 0), SPEC
+    )
+    made.client.on_trainer(TrainFailed(0, "the training process died 5 times"), 0.0)
+    assert made.source.used == [0]
 
 
 def test_why_a_download_isnt_served_is_told_while_the_rounds_model_isnt_there(made: Harness) -> None:

@@ -172,6 +172,29 @@ def test_a_restarted_folder_source_repeats_the_begun_round_and_none_that_was_tra
     assert restarted(11, trains=True) == []
 
 
+def test_what_the_disk_doesnt_let_be_noted_as_used_comes_in_no_later_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    images = tmp_path / "images"
+    for index in range(4):
+        _put(images, f"cat/{index}.png", index * 10)
+    source = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger")
+    first = source.round_samples(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", refused)
+        with pytest.raises(OSError, match="Read-only"):
+            source.used_up(0)
+    second = source.round_samples(1)
+    assert first is not None
+    assert second is not None
+    assert not {image.mean() for image in first.images} & {image.mean() for image in second.images}
+    source.used_up(0)
+    assert {path.name for path in (tmp_path / "ledger").iterdir()} == {"00000000.json", "00000001.begun.json"}
+
+
 def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path) -> None:
     images = tmp_path / "images"
     _put(images, "cat/good.png", 9)

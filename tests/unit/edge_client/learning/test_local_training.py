@@ -181,9 +181,8 @@ def test_a_process_that_waits_is_still_and_one_that_computes_is_not() -> None:
     ends: queue.Queue[TrainerEvent] = queue.Queue()
     waits = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
     computes = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "while True: pass"))
-    while not waits.is_still():
+    while (waits.is_still(), computes.is_still()) != (True, False):  # both import first
         time.sleep(0.05)
-        computes.is_still()
     for _ in range(5):
         time.sleep(0.05)
         assert not computes.is_still()

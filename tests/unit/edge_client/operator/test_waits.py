@@ -20,7 +20,7 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"trust_problem": "signed with a key", "step": Step.WAIT_AGGREGATOR}, Why.UNTRUSTED, "signed with a key"),
     ({"disk": "disk full"}, Why.DISK, "disk full"),
     ({"camera": "unplugged"}, Why.CAMERA, "unplugged"),
-    ({"reading_s": 90.0, "step": Step.TRAINING, "round": 4}, Why.CAMERA, "samples of round 4 have been read for 2 min"),
+    ({"reading_s": 90.0, "step": Step.TRAINING, "round": 4}, Why.SAMPLES, "samples have been read for 2 min"),
     (
         {"excluded": True, "step": Step.EXCLUDED, "paused": True, "upload_problem": "no"},
         Why.EXCLUDED,
