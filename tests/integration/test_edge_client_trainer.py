@@ -186,8 +186,7 @@ class Harness:
         self.training = LocalTraining(lambda: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
 
     def until_end(self) -> TrainDone | TrainFailed | Chose:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        while True:  # to the test's own limit: a first import of torch takes a minute on a disk that is busy
             try:
                 ended = self.training.handle(self.events.get(timeout=0.05), time.monotonic())
             except queue.Empty:
@@ -195,7 +194,6 @@ class Harness:
             self.training.tick(time.monotonic())
             if ended is not None:
                 return ended
-        raise AssertionError("training did not end")
 
 
 @pytest.fixture(scope="module")
