@@ -251,22 +251,16 @@ def _on_meta(construct: Callable[[], M]) -> M:
 def _placed(module: M, device: str) -> M:
     if device == "meta":
         return module
+    # Not ``to_empty``: for meta tensors it imports SymPy, 0.7 s and 40 MB.
+    zeros = {
+        name: torch.zeros(each.shape, dtype=each.dtype, device=device) for name, each in module.state_dict().items()
+    }
+    module.load_state_dict(zeros, assign=True)
     with torch.no_grad():
         for layer in module.modules():
-            # Not ``to_empty``: for meta tensors it imports SymPy, 0.7 s and 40 MB; ``load_state_dict`` is slower, too.
-            for name, parameter in layer._parameters.items():
-                if parameter is not None:
-                    layer._parameters[name] = nn.Parameter(_zeros(parameter, device), parameter.requires_grad)
-            for name, buffer in layer._buffers.items():
-                if buffer is not None and name not in layer._non_persistent_buffers_set:
-                    layer._buffers[name] = _zeros(buffer, device)
             if isinstance(layer, nn.modules.batchnorm._NormBase):
                 layer.reset_running_stats()
     return module
-
-
-def _zeros(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
