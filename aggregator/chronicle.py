@@ -31,9 +31,8 @@ class Chronicle:
     def __init__(self, parts: Parts, rounds: Rounds, now: float) -> None:
         self._parts = parts
         self._rounds = rounds
-        self._opened_at = now - max(
-            0.0, parts.wall_clock() - parts.store.round().opened_at
-        )  # by a process before, perhaps
+        open_s = parts.wall_clock() - parts.store.round().opened_at  # perhaps by a process before
+        self._opened_at = now - max(0.0, open_s)
         self._told_exact: dict[str, str] = {}
 
     def started(self) -> None:

@@ -90,7 +90,10 @@ class FolderSamples:
         """
         entry = self._entry(round_index, _BEGUN)
         for other in self._ledger.glob(f"*{_BEGUN}.json"):
-            if other != entry and not self._used.issuperset(_names(other)):  # else it waits for the disk to say so
+            if other == entry:
+                continue
+            names = _names(other)
+            if not names or not self._used.issuperset(names):  # else the disk is yet to take that they are used
                 log.info("a round passed and its images are there for another", round=round_index, was=other.name)
                 other.unlink(missing_ok=True)
         begun = _names(entry) or _names(self._entry(round_index))

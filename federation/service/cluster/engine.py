@@ -220,7 +220,7 @@ class RayEngine:
 
     def _lose(self, why: str = "") -> tuple[None, bytes]:
         """Begin another driver in place of one that ended, and wait for nothing; returns an answer to nothing."""
-        self._size = 0
+        self._size, self._told_silent = 0, False
         self._open.clear()
         self._tell(why or ending(self._driver, 1.0))
         end(self._driver, 0.0)

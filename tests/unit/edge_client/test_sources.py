@@ -172,6 +172,19 @@ def test_a_restarted_folder_source_repeats_the_begun_round_and_none_that_was_tra
     assert restarted(11, trains=True) == []
 
 
+def test_a_begun_entry_that_is_damaged_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = tmp_path / "images"
+    for index in range(2):
+        _put(images, f"cat/{index}.png", index * 10)
+    source = folder_samples(FolderUri(images), tmp_path / "ledger")
+    (tmp_path / "ledger" / "00000000.begun.json").write_bytes(b"[")
+    for _ in range(2):
+        assert source.round_samples(1) is not None
+    assert [record.getMessage()[:24] for record in caplog.records if record.levelname == "WARNING"] == [
+        "ledger entry is damaged,"
+    ]
+
+
 def test_what_the_disk_doesnt_let_be_noted_as_used_comes_in_no_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
