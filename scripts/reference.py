@@ -1,4 +1,4 @@
-"""``make reference``: a page for every program, docs/reference/<program>.md, made from its options.
+"""``make reference``: docs/reference/<program>.md, made from its options, and docs/methods/index.md, from the methods.
 
 Options that are settings stand in tables by group; a test holds that the pages are those that the code makes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 import click
 
 from replayfleet.federation.help_groups import grouped
+from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.command import SettingOption, facts
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+METHODS_INDEX = FOLDER.parent / "methods" / "index.md"
 
 PROGRAMS = {
     "edge-client": {"": "replayfleet.edge_client.cli:cli"},
@@ -54,6 +57,17 @@ def page(program: str) -> str:
             parts.append(_as_markdown(command.help))
         parts += _tables(words, command)
     return "\n".join(parts)
+
+
+def methods_index() -> str:
+    """Return the page that says of each method what it is, whether clients keep samples, and where it runs."""
+    lines = ["# Methods\n", "Made from the code by `make reference`. `--set` and variants: each method's page.\n"]
+    lines += ["| method | what it is | clients keep samples | deploys, not only simulated |", "|---|---|---|---|"]
+    for name, kind in METHODS.items():
+        title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
+        marks = ("yes" if fact else "" for fact in (kind.stores_data, kind.deployable))
+        lines.append(f"| [`{name}`]({name}.md) | {title} | {' | '.join(marks)} |")
+    return "\n".join([*lines, "", "```{toctree}\n:hidden:\n:maxdepth: 1\n:glob:\n\n*\n```\n"])
 
 
 def _at(place: str) -> click.Command:
@@ -112,6 +126,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for program in PROGRAMS:
         (FOLDER / f"{program}.md").write_text(page(program), encoding="utf-8")
+    METHODS_INDEX.write_text(methods_index(), encoding="utf-8")
 
 
 if __name__ == "__main__":

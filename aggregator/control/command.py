@@ -34,6 +34,7 @@ from replayfleet.aggregator.control.verbs import (
     client_of,
     name_of,
     parse_version,
+    reason_of,
 )
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.help_groups import HELP, GroupedCommand, Program
@@ -132,7 +133,7 @@ def _do_offline(store: AggregatorStore, verb: Exclude | Readmit) -> Plan:
     from replayfleet.aggregator.records.roll import Exclusion
 
     plan, who = _offline_plan(store, verb), who_is(os.getpid(), os.getuid())
-    deed = Deed(time.time(), who, name_of(verb), client_of(verb), plan.text)
+    deed = Deed(time.time(), who, name_of(verb), client_of(verb), plan.text + reason_of(verb))
     with store.doing(deed):
         if isinstance(verb, Exclude):
             store.exclude(verb.client, Exclusion(deed.at, who, verb.because))

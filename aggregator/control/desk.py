@@ -26,6 +26,7 @@ from replayfleet.aggregator.control.verbs import (
     check_words,
     client_of,
     name_of,
+    reason_of,
 )
 from replayfleet.aggregator.control.view import FleetView
 from replayfleet.aggregator.control.waits import Facts
@@ -98,7 +99,8 @@ class ControlDesk:
         plan = self._planner.plan(verb)
         if agreed not in {"", plan.mark}:
             raise VerbRefused(f"the fleet has changed meanwhile, and nothing was done; now {plan.text}")
-        deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), plan.text)
+        told = plan.text + reason_of(verb)
+        deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), told)
         try:
             with self._parts.store.doing(deed):
                 self._carry_out(verb, deed)

@@ -52,7 +52,7 @@ def excluding(standing: Standing) -> Plan:
     """
     client = standing.client
     if standing.exclusion is not None:
-        raise VerbRefused(f"{client} is excluded already, by {standing.exclusion.by}")
+        raise VerbRefused(f"{client} is excluded already, by {standing.exclusion.spoken}")
     return Plan(
         f"{client} takes no part from now on: no round waits for it, its uploads are refused and it gets no new "
         "models; it goes on serving what it has, and its status says that it is excluded",

@@ -172,7 +172,7 @@ class Planner:
         words, undo = [], ""
         for client, target in targets.items():
             current = versions.current(client)
-            words.append(f"{client} serves version {spoken(target.origin)} of round {target.manifest.round} again")
+            words.append(f"{client} serves version {_spoken(target)} again")
             if verb.client == client and current is not None:
                 undo = f"aggregator rollback {client} --to {spoken(current.origin)}"
         others = sorted(set(self._parts.store.clients()) - set(targets)) if verb.client == EVERYBODY else []
@@ -267,5 +267,13 @@ def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:
 
 
 def _kept(kept: tuple[Kept, ...]) -> str:
-    found = ", ".join(f"{spoken(one.origin)} (round {one.manifest.round})" for one in kept)
-    return f"kept are {found}; the newest is served" if found else "it has no download yet"
+    if not kept:
+        return "it has no download yet"
+    served = max(kept, key=lambda one: one.manifest.version)
+    return f"kept are {', '.join(map(_spoken, kept))}; {spoken(served.origin)} is served"
+
+
+def _spoken(kept: Kept) -> str:
+    """A content by its first version, and the round that made it unless it was given again since, in a later one."""
+    first = f" of round {kept.manifest.round}" if kept.manifest.version == kept.origin else ""
+    return f"{spoken(kept.origin)}{first}"

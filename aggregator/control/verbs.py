@@ -94,6 +94,12 @@ def client_of(verb: Verb) -> str:
     return "" if client == EVERYBODY else client
 
 
+def reason_of(verb: Verb) -> str:
+    """Return the operator's reason as the end of what is told of a deed; empty without one."""
+    because = getattr(verb, "because", "")
+    return f"; because: {because}" if because else ""
+
+
 def decode_verb(data: bytes) -> Verb:
     """Return the verb that somebody sent as JSON, for example ``{"verb": "exclude", "client": "cam-3"}``.
 

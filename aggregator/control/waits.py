@@ -30,7 +30,15 @@ PATIENCE: dict[Why, Patience] = COMMON_PATIENCE | {
 """Of the aggregator, in the order of importance."""
 
 
-def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaited: bool, version: int) -> Wait | None:
+def wait_of(  # what the store, the client and the network know of it
+    standing: Standing,
+    presence: Presence | None,
+    *,
+    live: bool,
+    awaited: bool,
+    version: int,
+    other_device: bool = False,
+) -> Wait | None:
     """Return why a client doesn't take part, or what the open round waits for.
 
     Args:
@@ -39,13 +47,14 @@ def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaite
         live: whether it is there.
         awaited: whether the open round waits for its upload.
         version: of the download for this round; 0 if there is none yet.
+        other_device: one with another key uses its name, and it wasn't heard since.
 
     Returns:
         None if there is nothing to say.
     """
     wait = outside(standing)
     if wait is not None or presence is None or not live:
-        return wait or (_absent(standing, presence) if awaited else None)
+        return wait or (_absent(standing, presence, other_device=other_device) if awaited else None)
     if presence.reason in {Why.EXCLUDED.value, Why.REVOKED.value}:  # its last word, from before it was taken in again
         return Wait(Why.MODELS, "it is admitted again, and hasn't been heard since")
     return own_word(presence) or (_inside(standing, presence, version) if awaited else None)
@@ -59,8 +68,7 @@ def outside(standing: Standing) -> Wait | None:
     if standing.is_stranger:
         return Wait(Why.REVOKED, f"it was never enrolled, and others are; `aggregator enroll {client}` takes it in")
     if exclusion is not None:
-        because = f": {exclusion.because}" if exclusion.because else ""
-        return Wait(Why.EXCLUDED, f"excluded by {exclusion.by}{because}; `aggregator readmit {client}` brings it back")
+        return Wait(Why.EXCLUDED, f"excluded by {exclusion.spoken}; `aggregator readmit {client}` brings it back")
     if not standing.trains:
         return Wait(Why.SERVES_ONLY, "it serves and doesn't train, by its install or --no-train; no round waits for it")
     return None
@@ -72,7 +80,13 @@ def own_word(presence: Presence) -> Wait | None:
     return Wait(Why(presence.reason), presence.why) if known else None
 
 
-def _absent(standing: Standing, presence: Presence | None) -> Wait:
+def _absent(standing: Standing, presence: Presence | None, *, other_device: bool) -> Wait:
+    if other_device:
+        return Wait(
+            Why.OFFLINE,
+            f"a device with its name has another signing.key, so nothing of it counts: bring its identity folder back, "
+            f"or `aggregator revoke {standing.client}` and `aggregator enroll {standing.client}` it anew",
+        )
     if presence is None and standing.seen_at is None:
         return Wait(Why.NEVER_SEEN, "it was enrolled and never came; start it, or exclude it")
     return Wait(Why.OFFLINE, "it isn't connected; look at the device and its network, or exclude it")

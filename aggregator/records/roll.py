@@ -44,6 +44,11 @@ class Exclusion:
     by: str
     because: str
 
+    @property
+    def spoken(self) -> str:
+        """Who decided so, and why."""
+        return f"{self.by}: {self.because}" if self.because else self.by
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

@@ -68,6 +68,7 @@ class KeyRing:
         self._other_fleet = other_fleet
         self._met: OrderedDict[str, bytes] = OrderedDict()
         self._turned_away: OrderedDict[str, None] = OrderedDict()
+        self._others: OrderedDict[str, None] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
         if sealed.key == self._own.public_key:
@@ -82,6 +83,7 @@ class KeyRing:
             _note(self._turned_away, client, None, MAX_TURNED_AWAY)
             raise MalformedMessage(f"client {client!r} {why}")
         if known == sealed.key:
+            self._others.pop(client, None)
             return True
         if known is None and self._pins.is_enrolled():
             raise MalformedMessage(f"client {client!r} isn't enrolled; `aggregator enroll {client}` lets it in")
@@ -90,9 +92,11 @@ class KeyRing:
             return False  # it introduces itself with its presence, on another connection
         if known is not None and (self._pins.is_enrolled(client) or self._lives(client) or not greets):
             self._other_device(client)
+            _note(self._others, client, None, MAX_TURNED_AWAY)
+            anew = f", then `aggregator revoke {client}` and `aggregator enroll {client}`"
             raise MalformedMessage(
                 f"signed with another key than that of client {client!r}; if its disk was lost, stop the one that has "
-                "the former key, or enroll it again"
+                f"the former key{anew if self._pins.is_enrolled(client) else ''}"
             )
         _note(self._met, client, sealed.key, MAX_MET)
         return True
@@ -100,6 +104,10 @@ class KeyRing:
     def turned_away(self) -> list[str]:
         """Return clients that were heard of lately, and of which nothing counts."""
         return [client for client in self._turned_away if self._pins.shut_out(client)]
+
+    def other_uses(self, client_id: str) -> bool:
+        """Whether somebody with another key uses this name, and the one that it belongs to wasn't heard since."""
+        return client_id in self._others
 
     def keep(self, client_id: str) -> None:
         """This client is a member from now on: its key outlives this process."""

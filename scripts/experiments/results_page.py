@@ -83,7 +83,7 @@ def found_in(runs: Mapping[str, Raw]) -> list[Found]:
 def page_of(runs: Sequence[Found]) -> tuple[str, dict[str, bytes]]:
     """Return the page, and its charts by file name."""
     sections, charts = [], {}
-    for section, chart in (_trained(runs), _constant(runs), *_claims(runs)):
+    for section, chart in (*_claims(runs), _trained(runs), _constant(runs)):
         sections += [*section, ""]
         charts.update(chart)
     head = ["# Results", "", *_HEAD.format(late=LATE_ROUNDS, old=OLD_ROUNDS).splitlines(), ""]
@@ -166,9 +166,9 @@ def _compared(
 
 
 def _claims(runs: Sequence[Found]) -> list[tuple[list[str], dict[str, bytes]]]:
-    places = dict.fromkeys(
-        (found.block, found.scenario, found.dataset) for found in runs if not found.block.endswith(("-epochs", "-full"))
-    )
+    claims = [found for found in runs if not found.block.endswith(("-epochs", "-full"))]
+    claims.sort(key=lambda found: not found.block.startswith("small"))  # what README quotes comes first
+    places = dict.fromkeys((found.block, found.scenario, found.dataset) for found in claims)
     return [
         _claim(
             place,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from replayfleet.scripts.reference import FOLDER, PROGRAMS, page
+from replayfleet.scripts.reference import FOLDER, METHODS_INDEX, PROGRAMS, methods_index, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 def test_a_programs_page_is_the_one_that_its_options_make(program: str) -> None:
     written = (FOLDER / f"{program}.md").read_text(encoding="utf-8")
     assert written == page(program), "`make reference` writes it anew"
+
+
+def test_the_list_of_methods_is_the_one_that_the_code_makes() -> None:
+    assert METHODS_INDEX.read_text(encoding="utf-8") == methods_index(), "`make reference` writes it anew"
 
 
 def test_every_program_has_a_page() -> None:

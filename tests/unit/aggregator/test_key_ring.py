@@ -48,6 +48,9 @@ def test_who_comes_first_has_the_name_while_it_lives(fleet: Fleet) -> None:
         with pytest.raises(MalformedMessage, match="another key than that of client 'cam-1'"):
             fleet.takes(thief, channel)
     assert fleet.others == ["cam-1"] * 3, "an operator may look for a device that was given another's name"
+    assert fleet.ring.other_uses("cam-1")
+    assert fleet.takes(cam, "state")
+    assert not fleet.ring.other_uses("cam-1")
 
 
 def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former_is_gone(fleet: Fleet) -> None:
@@ -63,7 +66,7 @@ def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former
 def test_the_key_of_who_was_enrolled_is_replaced_by_nobody_but_the_operator(fleet: Fleet) -> None:
     cam, thief = a_signer(), a_signer()
     fleet.store.pin("cam-1", cam.public_key)
-    with pytest.raises(MalformedMessage, match="another key"):
+    with pytest.raises(MalformedMessage, match=r"another key.*then `aggregator revoke cam-1` and `aggregator enroll"):
         fleet.takes(thief, "state")
     fleet.store.pin("cam-1", thief.public_key, enrolled=False)
     assert fleet.takes(cam, "up")

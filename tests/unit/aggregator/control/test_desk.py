@@ -376,9 +376,12 @@ def test_a_client_goes_back_to_what_it_had_and_forward_again(fleet: TinyFleet) -
     assert plan.undo == "aggregator rollback cam-1 --to 1"
     do(fleet, RollBack("cam-1", to=served.version))
     fleet.run(until=lambda: serves(2))
-    with pytest.raises(VerbRefused, match="no such version to go back to; kept are 1 "):
+    with pytest.raises(VerbRefused, match="no such version to go back to; kept are 1, 2, 3; 3 is served"):
         do(fleet, RollBack("cam-1", to=99))
-    do(fleet, Exclude("cam-3"))
+    do(fleet, Exclude("cam-3", "dirty lens"))
+    assert events(fleet, "operator")[-1]["detail"].endswith("; because: dirty lens")
+    with pytest.raises(VerbRefused, match="excluded already, by ana: dirty lens"):
+        do(fleet, Exclude("cam-3"))
     with pytest.raises(VerbRefused, match="is excluded, and gets no models"):
         do(fleet, RollBack("cam-3"))
     assert "cam-3 stay as they are: excluded" in do(fleet, RollBack("*"))
