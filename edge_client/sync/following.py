@@ -63,13 +63,14 @@ class Following:
             self.word = msgspec.structs.replace(before, state="offline")
             return
         self.word, self._heard_at, self.ignored = said, now, ""
-        if before is not None and (said.epoch > before.epoch or said.round < before.round):
+        grown = before is not None and said.spec != before.spec  # more classes begin an epoch of their own
+        if before is not None and (said.round < before.round or (said.epoch > before.epoch and not grown)):
             self.notice = (
                 f"the aggregator was restored to round {said.round}, or another one took over; round {before.round} "
                 "was open before; this client goes on from there"
             )
             log.warning("aggregator restored", notice=self.notice, epoch=said.epoch)
-        elif before is None or said.round > before.round or said.spec != before.spec:
+        elif before is None or said.round > before.round or grown:
             self.notice = ""
 
     def ignore(self, why: str) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from replayfleet.edge_client.sync.following import ALIVE_S, Following
@@ -80,3 +81,11 @@ def test_a_question_who_leads_and_another_fleets_word_are_nobodys_lead() -> None
     foreign = Announcement("x", 0, "open", 0.0, FleetSpec("other", "fedavg", {}, {}, 0))
     assert not client.hears(foreign)
     assert "other" in client.following.notice
+
+
+def test_a_fleet_that_learns_more_classes_was_not_restored(client: Client) -> None:
+    grown = msgspec.structs.replace(said("a", 5, epoch=1), spec=msgspec.structs.replace(SPEC, seed=1))
+    assert client.hears(grown)
+    assert client.following.notice == ""
+    assert client.hears(msgspec.structs.replace(grown, round=4, epoch=2))
+    assert "restored to round 4" in client.following.notice
