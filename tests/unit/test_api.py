@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from support.image_sets import write_fashion_mnist
 from support.installed import ROOT
+
+from replayfleet.cli import model_export
 
 
 def test_the_examples_run_in_their_order(
@@ -27,3 +30,11 @@ def test_the_examples_run_in_their_order(
     assert "simulation pfedgrp 2 ('client-0', 'client-1')" in printed
     assert (tmp_path / "shoes.safetensors").is_file()
     assert (tmp_path / "exported" / "task.onnx").is_file()
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^model-export (.*)$", page, re.MULTILINE)]
+    runnable = [words for words in lines if not any(word.startswith("/var/lib/") for word in words)]
+    assert len(runnable) == 3
+    for words in runnable:
+        monkeypatch.setattr("sys.argv", ["model-export", *words])
+        with pytest.raises(SystemExit) as ended:
+            model_export()
+        assert not ended.value.code, words

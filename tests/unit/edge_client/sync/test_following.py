@@ -84,7 +84,9 @@ def test_a_question_who_leads_and_another_fleets_word_are_nobodys_lead() -> None
 
 
 def test_a_fleet_that_learns_more_classes_was_not_restored(client: Client) -> None:
-    grown = msgspec.structs.replace(said("a", 5, epoch=1), spec=msgspec.structs.replace(SPEC, seed=1))
+    grown = msgspec.structs.replace(
+        said("a", 5, epoch=1), spec=msgspec.structs.replace(SPEC, task={"class_names": ["bag", "tram"]})
+    )
     assert client.hears(grown)
     assert client.following.notice == ""
     assert client.hears(msgspec.structs.replace(grown, round=4, epoch=2))
