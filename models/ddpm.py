@@ -56,7 +56,6 @@ class Denoiser(nn.Module):
 
     def __init__(self, image_channels: int, image_size: int, width: int) -> None:
         super().__init__()
-        require_diffusers()
         from diffusers import UNet2DModel
 
         num_resolutions = _NUM_RESOLUTIONS[image_size]
@@ -89,4 +88,5 @@ def build_denoiser(spec: TaskSpec, width: int, *, device: str = "cpu") -> Denois
     Raises:
         SettingsError: ``diffusers`` is not installed.
     """
+    require_diffusers()
     return build_like(Denoiser, spec.image_channels, spec.image_size, width, device=device)
