@@ -29,9 +29,9 @@ PROGRAMS = {
         "table": "replayfleet.federation.simulator.tables.command:table",
     },
     "model-export": {"": "replayfleet.export.cli:main"},
-    "replayfleet": {"": "replayfleet.cli:cli"},
+    "replayfleet": {"demo": "replayfleet.scripts.demo.__main__:demo", "": "replayfleet.cli:cli"},
 }
-"""Program -> first word -> its command."""
+"""Program -> first word -> its command; a word that stands here isn't looked for below another one."""
 
 _WHERE = """\
 Where a command takes `--config`, each option can stand in three places; the first that says something counts:
@@ -81,7 +81,7 @@ def _commands(command: click.Command, program: str, word: str) -> Iterator[tuple
     if not isinstance(command, click.Group):
         yield " ".join(filter(None, (program, word))), command
         return
-    for name in command.list_commands(click.Context(command)):
+    for name in (one for one in command.list_commands(click.Context(command)) if one not in PROGRAMS.get(program, {})):
         found = command.get_command(click.Context(command), name)
         assert found is not None
         yield from _commands(found, f"{program} {name}", "")
