@@ -35,7 +35,9 @@ def start(settings: ClientSettings) -> None:
     configure_logging(as_json=settings.json_logs)
     from replayfleet.edge_client.start import start as run
 
-    if not run(settings):
+    if run(settings):
+        say("edge-client", "the run is finished, and its last model was served")
+    else:
         say("edge-client", "stopped before the run was finished; the same command goes on where it was")
 
 

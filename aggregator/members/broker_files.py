@@ -52,7 +52,8 @@ max_queued_messages 10000
 max_queued_bytes 268435456
 # What is on its way to one slow client: 5 MB of blocks.
 max_inflight_messages 20
-# State is on disk every five seconds, and forgotten for a client that stays away for a day.
+# A client that stays away for a day is forgotten. Where mosquitto keeps its state (`persistence true`, as Debian's own
+# file has it; the fleet doesn't need it) it is on disk every five seconds.
 autosave_interval 5
 persistent_client_expiration 1d
 """
