@@ -7,6 +7,7 @@ is on disk before a row refers to it. One thread uses the store. Each writing me
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from replayfleet.aggregator.records.deeds import DEEDS_TABLE, Deed, Deeds
 from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_table
 from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
 from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, Course, Phase
+from replayfleet.federation.atomic import open_file
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno, is_damage
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
@@ -97,6 +99,9 @@ class AggregatorStore:
         path = folder / DATABASE
         try:
             mode = "ro" if read_only else "rwc"
+            if not read_only and not path.exists():
+                with contextlib.suppress(OSError):  # SQLite says why it can't be there
+                    os.close(open_file(path, 0o666))
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")

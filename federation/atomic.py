@@ -1,7 +1,12 @@
-"""Files that are either the old one or the new one, whatever happens in between."""
+"""Files that are either the old one or the new one, whatever happens in between.
+
+What root makes belongs to whom the place belongs to: a service that runs as another user reads what an operator's
+command wrote for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -10,7 +15,8 @@ from pathlib import Path
 def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` with ``data``, durably: temporary file, fsync, rename, fsync of the folder.
 
-    After a crash the file holds the old or the new bytes, never a mixture. The folder must exist.
+    After a crash the file holds the old or the new bytes, never a mixture. The folder must exist. As root, the new file
+    has the owner of the old one, or of the folder.
 
     Args:
         path: the file.
@@ -29,6 +35,7 @@ def _write(path: Path, data: bytes, *, private: bool) -> None:
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
+            give_to_owner_of(path if path.is_file() else path.parent, handle)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -46,3 +53,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its user may enter, and those above it, unless they are there; raises OSError."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in reversed(missing):
+        give_to_owner_of(made.parent, made)
+
+
+def open_file(path: Path, mode: int = 0o600) -> int:
+    """Return a descriptor of a file, for a lock say, that is made with ``mode`` if it isn't there; raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, flags | os.O_EXCL, mode)
+        give_to_owner_of(path.parent, handle)
+        return handle
+    return os.open(path, flags, mode)
+
+
+def give_to_owner_of(place: Path, made: int | Path) -> None:
+    """Let what root made anew, a descriptor or a path that isn't followed, belong to whom ``place`` belongs to.
+
+    Where the file system can't (one that knows no owners, or not this one), it stays root's.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        owner = place.stat()
+        os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.keys import NOT_PEM
 
@@ -40,7 +40,7 @@ class Authority:
     def __init__(self, folder: Path, fleet: str, now: datetime) -> None:
         self._now = now
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             if not (folder / CA_KEY).exists():
                 if (folder / CA_CERTIFICATE).exists():
                     raise SettingsError(f"{folder}: {CA_KEY} is missing; bring it back from a copy")

@@ -35,6 +35,7 @@ from replayfleet.aggregator.members.authority import (
 from replayfleet.aggregator.members.table import Issued, Member, Members
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.release import Releases
+from replayfleet.federation.atomic import open_file, private_folder
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials import identity
 from replayfleet.federation.service.credentials.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
@@ -270,7 +271,7 @@ class Registry:
         """Write what the broker gets, if it isn't what the table says."""
         broker = self.folder / BROKER
         try:
-            broker.mkdir(mode=0o700, exist_ok=True)
+            private_folder(broker)
             for name in (files.CONFIG, files.CONFIG_2_1):
                 files.write_if_new(broker / name, files.config(name, self._place).encode())
             members = [member.client for member in self._table.all() if member.revoked_at is None]
@@ -323,8 +324,8 @@ def opened(
     if data_dir.exists():  # somebody else's is left as it is
         read_owner(data_dir, aggregators(fleet))
     try:
-        (data_dir / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(data_dir / MEMBERS / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_folder(data_dir / MEMBERS)
+        handle = open_file(data_dir / MEMBERS / "lock")
     except OSError as error:
         with contextlib.suppress(OSError):
             (data_dir / MEMBERS).rmdir()  # if it is empty: nothing was made

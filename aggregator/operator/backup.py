@@ -14,7 +14,7 @@ from pathlib import Path
 
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.release import are_newer
-from replayfleet.federation.atomic import sync_folder
+from replayfleet.federation.atomic import give_to_owner_of, sync_folder
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
@@ -194,10 +194,13 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
         raise SettingsError(f"{target}: can't be written ({error.strerror or error})") from error
     try:
         yield fresh
-        for folder, _, names in os.walk(fresh):
+        place = target if target.exists() else target.parent
+        for folder, _, names in os.walk(fresh, topdown=False):
             for name in names:
                 with (Path(folder) / name).open("rb") as file:
+                    give_to_owner_of(place, file.fileno())
                     os.fsync(file.fileno())
+            give_to_owner_of(place, Path(folder))
             sync_folder(Path(folder))
         if aside:
             number = next(n for n in range(1, 1 << 20) if not _aside(target, n).exists())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from tuf.api.metadata import (
 )
 from tuf.api.serialization.json import JSONSerializer
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import open_file, private_folder, write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.credentials.keys import SIGNING_KEY, read_key, signing_key, write_key
 from replayfleet.federation.wire.protocol.codec import encode_manifest
@@ -224,8 +225,8 @@ def _found(keys: Path) -> None:
 def _alone(keys: Path) -> Iterator[None]:
     """Let no other process change these keys meanwhile."""
     try:
-        keys.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (keys / "lock").open("ab") as lock:
+        private_folder(keys)
+        with os.fdopen(open_file(keys / "lock"), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:

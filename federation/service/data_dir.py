@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import open_file, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.paths import RESULT, check_folder
 
@@ -185,7 +185,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
 
 def _opened(lock: Path) -> int:
     try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_file(lock)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise

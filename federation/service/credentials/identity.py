@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import common_name, shown, validities
 from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY
@@ -107,7 +107,7 @@ def write_identity(folder: Path, files: Mapping[str, bytes]) -> None:
         SettingsError: The folder can't be written.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         for name, data in files.items():
             write_atomic(folder / name, data, private=name in PRIVATE)
     except OSError as error:

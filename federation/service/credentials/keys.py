@@ -9,7 +9,7 @@ from cryptography.exceptions import InternalError, InvalidSignature, Unsupported
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 KEYS = "keys"
@@ -32,7 +32,7 @@ def signing_key(folder: Path, name: str = SIGNING_KEY) -> Ed25519PrivateKey:
     path = folder / name
     try:
         if not path.exists():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             write_key(path, Ed25519PrivateKey.generate())
         return read_key(path)
     except OSError as error:
@@ -48,7 +48,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     try:
         with path.open("rb") as file:
             key = serialization.load_pem_private_key(file.read(MAX_KEY_BYTES), password=None)
-    except (OSError, *NOT_PEM) as error:
+    except OSError as error:
+        raise SettingsError(f"key {path} can't be read ({error.strerror or error})") from error
+    except NOT_PEM as error:
         detail = " ".join(str(error).split())[:200]
         raise SettingsError(f"key {path}: expected an unencrypted Ed25519 private key in PEM ({detail})") from error
     if not isinstance(key, Ed25519PrivateKey):

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import open_file, write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.quotas import Limiter
@@ -197,7 +197,7 @@ def _changing(path: Path) -> Iterator[dict[str, Entry]]:
     """Write what the block makes of the tokens; who changes them at the same time waits. A link stays one."""
     path = path.resolve()
     try:
-        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = open_file(path.with_name(f".{path.name}.lock"))
     except OSError as error:
         raise SettingsError(f"{path} can't be written ({error.strerror or error})") from error
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import TinyFleet
 
+from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
@@ -14,6 +16,7 @@ from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.wire.protocol.messages import FleetSpec
 
 
 @pytest.fixture
@@ -170,3 +173,23 @@ def test_what_is_no_backup_or_a_damaged_one_is_refused_and_nothing_is_made(fleet
     with pytest.raises(SettingsError, match="missing or damaged"):
         restore(tmp_path / "backup", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_does_leaves_nothing_that_the_services_own_user_cannot_read(tmp_path: Path) -> None:
+    home, nobody = tmp_path / "lib", 65534
+    home.mkdir()
+    os.chown(home, nobody, nobody)
+    data_dir = home / "aggregator"
+    with opened(data_dir, new=True) as registry:
+        registry.enrol("cam-1", Terms())
+    Releases(data_dir / "keys")
+    rotate_key(data_dir / "keys")
+    store = AggregatorStore(data_dir)
+    store.found(FleetSpec("fleet", "fedavg", {}, {}, 0), at=1.0)
+    store.close()
+    back_up(data_dir, tmp_path / "backup")
+    restore(tmp_path / "backup", data_dir, replace=True)
+    made = [home, *home.rglob("*")]
+    assert len(made) > 30
+    assert [str(path) for path in made if path.lstat().st_uid != nobody] == []

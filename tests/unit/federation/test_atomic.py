@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import open_file, private_folder, write_atomic
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -36,3 +36,27 @@ def test_results_follow_the_umask_and_private_files_are_the_users_alone(tmp_path
         os.umask(before)
     assert (tmp_path / "result.json").stat().st_mode & 0o777 == 0o666 & ~umask
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_root_makes_belongs_to_whom_the_place_or_the_former_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    owners: dict[int, tuple[int, int, bool]] = {}
+
+    def chown(made: int | Path, user: int, group: int, *, follow_symlinks: bool) -> None:
+        owners[os.stat(made).st_ino] = (user, group, follow_symlinks)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", chown)
+    private_folder(tmp_path / "keys" / "old")
+    write_atomic(tmp_path / "keys" / "key", b"secret", private=True)
+    os.close(open_file(tmp_path / "keys" / "lock"))
+    made = [tmp_path / "keys", tmp_path / "keys/old", tmp_path / "keys/key", tmp_path / "keys/lock"]
+    place = tmp_path.stat().st_uid, tmp_path.stat().st_gid
+    assert [owners.pop(path.stat().st_ino)[:2] for path in made] == [place] * 4
+    os.close(open_file(tmp_path / "keys" / "lock"))
+    private_folder(tmp_path / "keys")
+    assert owners == {}, "what was there stays its owner's"
+    monkeypatch.setattr(os, "chown", lambda *_, **__: (_ for _ in ()).throw(PermissionError(1, "no owners here")))
+    write_atomic(tmp_path / "keys" / "key", b"other", private=True)
+    assert (tmp_path / "keys" / "key").read_bytes() == b"other", "a file system without owners takes it all the same"
