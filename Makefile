@@ -89,7 +89,8 @@ reference: setup ## The pages of docs/reference that list every option, made fro
 
 docs: setup ## The documentation as a site, strict, to runs/site
 	@.venv/bin/sphinx-build -q -W --keep-going -c docs -b html . runs/site
-	@echo "docs: runs/site/docs/index.html"
+	@echo '<meta http-equiv="refresh" content="0; url=docs/index.html">' > runs/site/index.html
+	@echo "docs: runs/site/index.html"
 
 bench: setup ## All benchmarks side by side, with raw results under runs/bench
 	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)

@@ -124,7 +124,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         )
     _check_equal(store, before, spec)
     if not store.home():
-        store.move(own_epoch=False)
+        store.move()
     return False
 
 

@@ -44,6 +44,7 @@ from replayfleet.federation.methods.kit.promises import remembered_layout
 from replayfleet.federation.service.credentials.certificates import CertificateTimes
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.fleet.growth import extends
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.inbox import WORK, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
@@ -87,6 +88,8 @@ class AggregatorService:
         SettingsError: The data dir is of a fleet with another spec.
         ArtefactRejected: The fleet's models can't be exported.
     """
+
+    _caught_up: Announcement | None = None
 
     def __init__(  # noqa: PLR0913  # the last nine have defaults
         self,
@@ -291,6 +294,7 @@ class AggregatorService:
             self._parts.leadership.cut_off(now)
         self._parts.presence.unheard = self.loop.inbox.senders()
         self.loop.guarded("tick", self.coordinator.tick, now)
+        self._catch_up()
         self._listen(now)
         if self.loop.refusal != self._refusal:
             self._refusal = self.loop.refusal
@@ -374,6 +378,19 @@ class AggregatorService:
                 raise VerbRefused(f"{self._parts.disk.problem}; nothing was changed")
             self.growth = (names, who)
         return Plan(grown.text)
+
+    def _catch_up(self) -> None:
+        """Learn classes that who led before had, and this store, an earlier copy, lacks: else nobody follows."""
+        before, spec = self._parts.leadership.rival, self._parts.spec
+        if before is None or before is self._caught_up or not self.coordinator.leads or self._parts.disk.problem:
+            return
+        self._caught_up = before
+        if extends(before.spec, spec):
+            names = task_of(before.spec).class_names[len(task_of(spec).class_names) :]
+            try:
+                self._grow(names, "who led before", only_plan=False)
+            except (SettingsError, VerbRefused) as error:
+                _log.warning("classes not added", classes=", ".join(names), reason=error, next="no device follows")
 
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""

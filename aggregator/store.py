@@ -177,12 +177,12 @@ class AggregatorStore:
         """Names this store among all that ever served the fleet; a restored copy is another one."""
         return self._fact("home", str) or ""
 
-    def move(self, *, own_epoch: bool = True) -> None:
-        """Become another store than the one this is a copy of; in an epoch of its own, which leads at once."""
+    def move(self, *, above: int | None = None) -> None:
+        """Become another store than the one this is a copy of; in an epoch above this one, it leads at once."""
         with transaction(self._db):
             self._set_fact("home", secrets.token_hex(4))
-        if own_epoch:
-            self.raise_epoch(self.epoch() + 1)
+        if above is not None:
+            self.raise_epoch(above + 1)
 
     def raise_epoch(self, epoch: int) -> None:
         """Begin another epoch: every client's download becomes newer than all that earlier epochs ever sent.

@@ -29,7 +29,7 @@ def cli() -> None:
 @cli.command()
 @with_settings(ClientSettings, file="edge.toml")
 def start(settings: ClientSettings) -> None:
-    """Run one device; it exits 0 when the run is finished and its last model was served."""
+    """Run one device. It ends, with exit code 0, when the run is finished and its last model served, or is stopped."""
     from replayfleet.federation.service.logs import configure_logging
 
     configure_logging(as_json=settings.json_logs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from collections.abc import Mapping
 
@@ -277,8 +278,9 @@ class Client:
         before, parts = self._following.word, self._parts
         if not self._following.follows(announcement, now):
             return []
+        agreed = agreement(announcement.spec)
         try:
-            self._agree(agreement(announcement.spec))
+            self._agree(agreed)
         except SettingsError as error:
             self._following.ignore(f"{error}; update or correct this client, or the aggregator")
             return []
@@ -286,7 +288,7 @@ class Client:
         parts.courier.follow(announcement.instance)
         parts.trust.learn(announcement.roots)
         self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
-        self._uploads.heard(announcement, now)
+        self._uploads.heard(announcement, now, agreed.digest)
         if announcement.state == "open" and parts.training.round == announcement.round:
             parts.training.follow(self._training_deadline(now))
         if before is None or (before.round, before.state) != (announcement.round, announcement.state):
@@ -314,6 +316,12 @@ class Client:
         more_classes = before is not None and extends(agreed.spec, before.spec)
         if before is None or before.task != agreed.task:
             if self._downloads.held is not None and before is not None and not more_classes:
+                if extends(before.spec, agreed.spec):
+                    lost = " ".join(map(shlex.quote, before.task.class_names[len(agreed.task.class_names) :]))
+                    raise SettingsError(
+                        f"this aggregator began from a copy without classes that the fleet learned since: `aggregator "
+                        f"add-class {lost}` there, and all go on"
+                    )
                 raise SettingsError("the fleet learns another task than the one served; it takes a new --data-dir")
             source = self._parts.open_source(agreed.task)
         if more_classes:

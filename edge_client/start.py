@@ -53,7 +53,7 @@ def start(settings: ClientSettings) -> bool:
     _check_root(settings)
     address = connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
-    _check_displays(settings)
+    _check_files_and_displays(settings)
     manager = ServiceManager.from_environment()
     manager.begin("proving the execution provider")
     board = probe()
@@ -220,7 +220,9 @@ def check_installed(*modules: str) -> None:
         raise SettingsError(f"the studio needs {' and '.join(missing)}: pip install 'replayfleet[cameras,console]'")
 
 
-def _check_displays(settings: ClientSettings) -> None:
+def _check_files_and_displays(settings: ClientSettings) -> None:
+    if settings.teacher is not None and not settings.teacher.is_file():
+        raise SettingsError(f"--teacher {settings.teacher}: there is no such file")
     if settings.answers:
         _answers_connector(settings)
     elif settings.home_assistant or settings.answers_ca or settings.answers_password_file or settings.answers_insecure:

@@ -90,8 +90,9 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False, as_spare: bo
             shutil.copytree(data_dir / KEYS, fresh / KEYS)
         store = AggregatorStore(fresh)
         try:
-            store.move(own_epoch=not as_spare)
-            since = _revoked(data_dir) & store.roll.enrolled
+            revoked, epoch = _known(data_dir)
+            store.move(above=None if as_spare else max(store.epoch(), epoch))
+            since = revoked & store.roll.enrolled
             return dataclasses.replace(
                 copied, epoch=store.epoch(), revoked_since=tuple(sorted(since)), keeps_keys=keeps_keys
             )
@@ -105,13 +106,13 @@ def _check_apart(target: Path, source: Path) -> None:
         raise SettingsError(f"{target} lies in {source} itself; choose a folder beside it, best on another disk")
 
 
-def _revoked(folder: Path) -> frozenset[str]:
-    """Who is revoked there, as far as it can be read: what is replaced may be damaged, or of an earlier version."""
+def _known(folder: Path) -> tuple[frozenset[str], int]:
+    """Who is revoked there, and its epoch, if they can be read: what is replaced may be damaged, or of old."""
     if (folder / DATABASE).is_file():
         with contextlib.suppress(sqlite3.Error, SettingsError), contextlib.closing(_opened(folder)) as store:
             store.roll.refresh()
-            return store.roll.revoked
-    return frozenset()
+            return store.roll.revoked, store.epoch()
+    return frozenset(), 0
 
 
 def _check(backup: Path) -> str:

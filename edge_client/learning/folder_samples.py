@@ -55,7 +55,7 @@ class FolderSamples:
         decode: how a file becomes an image.
 
     Raises:
-        SettingsError: No such folder, or a class folder that the task doesn't know.
+        SettingsError: No such folder, or the task knows none of its class folders.
     """
 
     def __init__(
@@ -187,12 +187,18 @@ def _arrival(file: Path) -> int:
 
 
 def _class_ids(path: Path, task: TaskSpec) -> dict[str, int]:
-    """Return class name -> id; raises SettingsError if a folder is of none."""
+    """Return class name -> id; raises SettingsError if no folder is of any.
+
+    A folder that a fleet is yet to learn may be there before its class; the task that knows it makes another source.
+    """
     ids = {name: index for index, name in enumerate(task.class_names)}
-    folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    for folder in folders:
-        if folder not in ids:
-            raise SettingsError(f"source folder {str(path)!r}: unknown class {folder!r}{nearest(folder, ids)}")
+    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    unknown = sorted(folders - ids.keys())
+    if unknown and len(unknown) == len(folders):
+        raise SettingsError(f"source folder {str(path)!r}: unknown class {unknown[0]!r}{nearest(unknown[0], ids)}")
+    for folder in unknown:
+        reason = f"unknown class{nearest(folder, ids)}"
+        log.warning("class folder passed over", folder=path / folder, reason=reason, next="it counts once it is known")
     return ids
 
 

@@ -48,12 +48,17 @@ class UploadDesk:
         until = commit.round + self._late_rounds if self._counts_in is None else self._counts_in
         return Pending(Place(epoch_of(commit.version), until), self._counts_in is not None, self._offered_to)
 
-    def heard(self, word: Announcement, now: float) -> None:
-        """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it."""
+    def heard(self, word: Announcement, now: float, spec_digest: str) -> None:
+        """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it.
+
+        One of another agreement, as before the fleet learned more classes, is made again with its round.
+        """
         self._packs, self._late_rounds = "packed" in word.decodes, word.late_rounds
         self._open_round = word.round
         commit = self._commit
-        if commit is None or word.round < commit.round or word.state not in {"open", "aggregating"}:
+        if commit is None or commit.spec_digest != spec_digest:
+            return
+        if word.round < commit.round or word.state not in {"open", "aggregating"}:
             return
         held = word.counts(self._manifest(commit).mark)
         if self._counts_in is not None and word.round <= self._counts_in and not held:

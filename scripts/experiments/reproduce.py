@@ -92,7 +92,13 @@ BLOCKS = (
     _PILOT,
     _beside_pilot("gaussian", "pFedGRP-plus with one Gaussian for a class, which shows less of it", _GAUSSIAN, **_PLUS),
     _beside_pilot("mixture", "pFedGRP-plus whose replay and samples look as they are", *_AS_THEY_ARE, **_PLUS),
-    _beside_pilot("bare", "pFedGRP-plus with neither", _GAUSSIAN, *_AS_THEY_ARE, **_PLUS),
+    _beside_pilot(
+        "bare",
+        "pFedGRP-plus with one Gaussian for a class, whose replay and samples look as they are",
+        _GAUSSIAN,
+        *_AS_THEY_ARE,
+        **_PLUS,
+    ),
     _beside_pilot(
         "given",
         "what pFedGRP-plus has, given to pFedGRP and to its baseline",

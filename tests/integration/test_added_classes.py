@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from replayfleet.aggregator.control.growing import GROWING, add_classes
+from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.store import AggregatorStore, added_classes
 from replayfleet.edge_client.flow import Samples
@@ -20,6 +22,7 @@ from replayfleet.edge_client.learning.training.job import BLOBS
 from replayfleet.edge_client.state_store import StateStore, goes_on_under, spec_digest
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.artefact_codec import decode_artefacts
+from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.growth import extends, grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
@@ -177,6 +180,30 @@ def test_a_client_that_was_away_follows_when_it_is_back_with_all_that_it_remembe
     world.until(lambda: committed(world) >= at + 1)
     assert back.client.class_names == (*TASK.class_names, MORE, "behind")
     assert memory(world, "cam-1").sub_generators.keys() >= remembered.keys()
+
+
+@pytest.mark.parametrize("world", ["fedavg"], indirect=True)
+def test_an_aggregator_from_a_copy_of_before_learns_what_the_fleet_learned_since(world: World) -> None:
+    world.start_client("cam-0")
+    world.start_client("cam-1", 1)
+    world.until(lambda: committed(world) >= 1 and all(c.client.serving_version > 1 for c in world.clients.values()))
+    earlier, folder = (world.spec, world.fleet), world.folder / "aggregator"
+    claim_data_dir(folder, fleet=world.spec.fleet, role="aggregator").close()
+    back_up(folder, world.folder / "backup")
+    grow(world, MORE)
+    at = committed(world)
+    world.until(lambda: committed(world) > at and all(MORE in c.client.class_names for c in world.clients.values()))
+    world.aggregator.stop()
+    made = restore(world.folder / "backup", folder, replace=True)
+    assert made.epoch == 2, "above that of the growth, which the backup doesn't know"
+    world.spec, world.fleet = earlier[0], dataclasses.replace(earlier[1], claim=Claim.ASK)
+    world.aggregator = world.start_aggregator()
+    world.until(lambda: world.aggregator.growth == ((MORE,), "who led before"))
+    world.until(lambda: all(f"`aggregator add-class {MORE}`" in c.client.ignored for c in world.clients.values()))
+    grow(world, MORE)  # what who runs a service does then
+    world.until(lambda: committed(world) >= made.round + 2)
+    assert all(MORE in c.client.class_names for c in world.clients.values())
+    assert world.aggregator.growth is None
 
 
 @pytest.mark.parametrize("world", ["fedavg"], indirect=True)

@@ -90,7 +90,7 @@ def test_broker_aggregator_and_prometheus_work_together_as_the_file_says(tmp_pat
         ('broker = "[^"]*"', 'broker = "mqtts://broker:8883"'),
         ('identity = "[^"]*"', 'identity = "/var/lib/replayfleet/identity"'),
         ('dataset = "[^"]*"', f'task = "{task}"'),
-        ('settings = "paper"', 'settings = "tiny"'),
+        ('settings = "small"', 'settings = "tiny"'),
         ("health_port = .*", ""),
     ):
         settings, count = re.subn(pattern, new, settings)

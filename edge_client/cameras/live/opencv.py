@@ -86,7 +86,9 @@ class CaptureLoop:
         capture = self._open_capture()
         try:
             if not capture.isOpened():
-                raise CameraError(f"it can't be opened{_because(self._complaints())}")
+                raise CameraError(
+                    f"it can't be opened{_because(self._complaints())}; `edge-client doctor` looks closer"
+                )
             self._complaints()
             yield from self._read(capture, stop)
         except CameraError as error:

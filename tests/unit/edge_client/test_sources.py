@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -311,6 +312,22 @@ def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path:
     (tmp_path / "images" / "dogs").mkdir()
     with pytest.raises(SettingsError, match="unknown class 'dogs'; did you mean 'dog'"):
         folder_samples(FolderUri(tmp_path / "images"), tmp_path / "ledger")
+
+
+def test_a_class_folder_that_the_fleet_is_yet_to_learn_waits_beside_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = tmp_path / "images"
+    for index in range(4):
+        _put(images, f"{'cat' if index < 2 else 'dogs'}/{index}.png", index * 10)
+    source = folder_samples(FolderUri(images, per_round=4), tmp_path / "ledger")
+    assert source.round_samples(0).labels.tolist() == [0, 0]
+    (told,) = [record for record in caplog.records if record.message == "class folder passed over"]
+    assert "unknown class; did you mean 'dog'?" in str(vars(told))
+    grown = dataclasses.replace(TASK, class_names=(*TASK.class_names, "dogs"))
+    source = FolderSamples(FolderUri(images, per_round=4), grown, tmp_path / "ledger", lambda pixels: None)
+    assert source.round_samples(0).labels.tolist() == [0, 0], "the round keeps what it began with"
+    assert sorted(source.round_samples(1).labels.tolist())[-1] == len(TASK.class_names)
 
 
 def test_folder_frames_show_what_is_there(tmp_path: Path) -> None:

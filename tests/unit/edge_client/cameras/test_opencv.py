@@ -99,7 +99,7 @@ def test_a_capture_that_does_not_open_says_what_the_library_said() -> None:
     capture = DoubledCapture([], opens=False)
     said = iter(["", "[rtsp @ 0x55] method DESCRIBE failed: 401 Unauthorized\n"])
     _, reason = until_lost(loop_over(capture, complaints=lambda: next(said)))
-    assert reason == "it can't be opened (method DESCRIBE failed: 401 Unauthorized)"
+    assert reason == "it can't be opened (method DESCRIBE failed: 401 Unauthorized); `edge-client doctor` looks closer"
     assert capture.released
 
 

@@ -102,9 +102,9 @@ def test_an_accepted_upload_is_kept_until_its_round_is_over(made: Desk) -> None:
     assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
     made.desk.reload()
     assert made.desk.pending("agreed") == Pending(HERE, counts=True), "so knows a client that restarts"
-    made.desk.heard(said(holds=b"another."), 0.0)
+    made.desk.heard(said(holds=b"another."), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(HERE), "unless the announcement says otherwise"
-    made.desk.heard(said(holds=made.mark), 0.0)
+    made.desk.heard(said(holds=made.mark), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(HERE, counts=True)
     made.desk.let_go()
     assert made.records.pending() == (None, None)
@@ -118,9 +118,9 @@ def test_a_client_that_restarts_after_the_round_of_its_accepted_upload_calls_it_
     if told == "by its verdict":
         made.verdict(accepted=True)
     else:
-        made.desk.heard(said(holds=made.mark), 0.0)
+        made.desk.heard(said(holds=made.mark), 0.0, "agreed")
     made.desk.reload()
-    made.desk.heard(said(b"another.", round_index=4), 0.0)
+    made.desk.heard(said(b"another.", round_index=4), 0.0, "agreed")
     made.desk.let_go()
     assert "upload not used" not in caplog.text
     assert made.records.pending() == (None, None)
@@ -129,27 +129,27 @@ def test_a_client_that_restarts_after_the_round_of_its_accepted_upload_calls_it_
 def test_an_upload_that_the_aggregator_turns_out_not_to_hold_is_offered_again(made: Desk) -> None:
     made.desk.offer("e1", HELD, 0.0)
     made.verdict(accepted=True)
-    made.desk.heard(said(holds=b"another.", state="aggregating", round_index=2), 0.0)
-    made.desk.heard(said(holds=made.mark + b"another."), 0.0)
+    made.desk.heard(said(holds=b"another.", state="aggregating", round_index=2), 0.0, "agreed")
+    made.desk.heard(said(holds=made.mark + b"another."), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
-    made.desk.heard(said(holds=b"another."), 0.0)
+    made.desk.heard(said(holds=b"another."), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e2", HELD, 0.0)
     assert len(made.courier.sent) == 2
 
 
 def test_an_upload_that_counts_in_a_later_round_is_kept_until_that_is_over(made: Desk) -> None:
-    made.desk.heard(said(b"another.", round_index=4, late=2), 0.0)
+    made.desk.heard(said(b"another.", round_index=4, late=2), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(Place(0, 5))
     made.desk.offer("e1", HELD, 0.0)
     made.verdict(accepted=True, counts_in=4)
     assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True, offered_to="e1")
-    made.desk.heard(said(b"another.", round_index=5, late=2), 0.0)
+    made.desk.heard(said(b"another.", round_index=5, late=2), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True, offered_to="e1"), "used, not lost"
     made.desk.reload()
-    made.desk.heard(said(made.mark, round_index=4, late=2), 0.0)
+    made.desk.heard(said(made.mark, round_index=4, late=2), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True)
-    made.desk.heard(said(b"another.", late=2), 0.0)
+    made.desk.heard(said(b"another.", late=2), 0.0, "agreed")
     assert made.desk.pending("agreed") == Pending(Place(0, 5)), "the aggregator went back a round, and lost it"
 
 
@@ -159,10 +159,10 @@ def test_a_late_upload_travels_as_a_difference_while_the_aggregator_has_what_it_
 ) -> None:
     made.packed_from = {"c" * 64}
     word = msgspec.structs.replace(said(round_index=open_round, late=9), decodes=("packed",))
-    made.desk.heard(word, 0.0)
+    made.desk.heard(word, 0.0, "agreed")
     made.desk.offer("e1", HELD, 0.0)
     assert made.courier.bases == {KNOWN.digest} | (made.packed_from if travels else set())
-    made.desk.heard(said(round_index=open_round, late=9), 0.0)
+    made.desk.heard(said(round_index=open_round, late=9), 0.0, "agreed")
     made.desk.offer("e1", HELD, 0.0)
     assert made.courier.bases is None, "it doesn't know what a difference is"
 
