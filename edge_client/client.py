@@ -278,9 +278,8 @@ class Client:
         before, parts = self._following.word, self._parts
         if not self._following.follows(announcement, now):
             return []
-        agreed = agreement(announcement.spec)
         try:
-            self._agree(agreed)
+            self._agree(agreed := agreement(announcement.spec))
         except SettingsError as error:
             self._following.ignore(f"{error}; update or correct this client, or the aggregator")
             return []

@@ -94,7 +94,7 @@ BLOCKS = (
     _beside_pilot("mixture", "pFedGRP-plus whose replay and samples look as they are", *_AS_THEY_ARE, **_PLUS),
     _beside_pilot(
         "bare",
-        "pFedGRP-plus with one Gaussian for a class, whose replay and samples look as they are",
+        "pFedGRP-plus with one Gaussian, and looks as they are",
         _GAUSSIAN,
         *_AS_THEY_ARE,
         **_PLUS,

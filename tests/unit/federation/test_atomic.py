@@ -44,7 +44,8 @@ def test_what_root_makes_belongs_to_whom_the_place_or_the_former_file_does(
     owners: dict[int, tuple[int, int, bool]] = {}
 
     def chown(made: int | Path, user: int, group: int, *, follow_symlinks: bool) -> None:
-        owners[os.stat(made).st_ino] = (user, group, follow_symlinks)
+        found = os.fstat(made) if isinstance(made, int) else made.stat()
+        owners[found.st_ino] = (user, group, follow_symlinks)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", chown)
