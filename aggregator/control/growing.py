@@ -58,7 +58,7 @@ class Grown:
         return (
             f"the fleet will learn {', '.join(self.added)} too, {number} classes in all, from round "
             f"{self.round}, which begins anew{again}. Devices serve on, and keep what they have learned. There is no "
-            "way back but a backup"
+            "way back"
         )
 
 
