@@ -355,7 +355,7 @@ def test_stopping_does_not_wait_for_a_broker_that_no_longer_reads() -> None:
                 session.publish("t", bytes(1_000_000))
             started = time.monotonic()
             session.stop()
-            assert time.monotonic() - started < 6
+            assert time.monotonic() - started < 30
         finally:
             os.kill(handle.pid, signal.SIGCONT)
 

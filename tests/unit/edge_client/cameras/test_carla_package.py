@@ -89,7 +89,7 @@ def test_a_simulator_that_says_nothing_is_an_error_within_the_time_out(mute_port
     began = time.monotonic()
     with pytest.raises(CameraError, match="time-out of 500ms while waiting for the simulator"):
         list(drive.pictures(threading.Event()))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_time_outs_of_the_stand_in_read_like_carlas(mute_port: int):

@@ -111,7 +111,7 @@ def test_a_real_process_stands_still_goes_on_and_ends_while_it_stands_still() ->
     finally:
         began = time.monotonic()
         training.stop()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30
 
 
 def until_state(pid: int | None, expected: str) -> None:

@@ -196,7 +196,7 @@ def test_a_client_that_stops_doesnt_wait_for_a_build(bench: Bench):
     wait_for((bench.folder / "builder").exists)
     began = time.monotonic()
     desk.stop()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert list((bench.folder / "engines").iterdir()) == []
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -315,9 +314,7 @@ def test_help_answers_at_once_and_without_torch():
         "except SystemExit as stop: assert stop.code == 0\n"
         "assert not {'torch', 'numpy', 'matplotlib', 'onnx'} & set(sys.modules)\n"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert time.perf_counter() - started < 5
     assert "--scenario" in done.stdout
 
 
