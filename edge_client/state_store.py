@@ -13,6 +13,7 @@ the old or the new state.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from replayfleet.devices.budget import Speed
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import remove_unfinished, write_atomic
 from replayfleet.federation.errors import UNREADABLE, Reason, SettingsError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
@@ -239,6 +240,9 @@ class StateStore:
         self._waiting: dict[str, bytes | None] = {}
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
+        if disk is not None:  # the client, before its training process
+            with contextlib.suppress(OSError):  # of a read-only disk
+                remove_unfinished(self._folder)
 
     def commit_training(self, commit: TrainingCommit, spec: FleetSpec) -> None:
         """Make a finished round durable; its blobs must be already.

@@ -46,6 +46,12 @@ def _write(path: Path, data: bytes, *, private: bool) -> None:
     sync_folder(path.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left half written; only for who alone writes there. Raises OSError."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals inside ``folder`` durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import remove_unfinished, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_parameters
@@ -62,8 +62,8 @@ class Checkpoints:
         if resume:
             self.check_same(run)
         self._initial = run.get("initial")
-        for path in [*self._folder.glob(".*.tmp"), *self._blobs.glob(".*.tmp")]:
-            path.unlink()
+        remove_unfinished(self._folder)
+        remove_unfinished(self._blobs)
         if resume:
             return
         for path in [*self._folder.glob("round-*.json"), *self._blobs.glob("*.safetensors")]:

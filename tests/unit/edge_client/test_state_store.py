@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from replayfleet.edge_client.state_store import Aside, HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 SPEC = FleetSpec("fleet", "fedavg", {"local_epochs": 1, "batch_size": 8}, {"image_size": 28}, 7)
@@ -69,6 +70,16 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
     StateStore(tmp_path).hold(held(1, "c"))
     again = StateStore(tmp_path)
     assert (again.training(), again.held(), again.previous()) == (commit(), held(1, "c"), None)
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_client_alone(tmp_path: Path) -> None:
+    StateStore(tmp_path).commit_training(commit(), SPEC)
+    left = tmp_path / "state" / ".training.0123.tmp"
+    left.write_bytes(b"half")
+    StateStore(tmp_path)  # the training process, beside a client that may be writing
+    assert left.exists()
+    assert StateStore(tmp_path, disk=Disk(tmp_path, "training waits", 0.0)).training() == commit()
+    assert not left.exists()
 
 
 def test_the_download_before_is_kept_and_holding_the_same_again_does_not_lose_it(tmp_path: Path) -> None:
