@@ -70,7 +70,12 @@ class Opening:
         if self.num_samples:
             more = max(0, self.num_samples - signs.num_samples)
             wait = "sample waits" if more == 1 else "samples wait"
-            return f"when {more} more labelled {wait} at its members ({signs.num_samples} of {self.num_samples})"
+            none = (
+                ""
+                if signs.num_samples
+                else "; folder:// and dataset:// count none, there `aggregator round open` begins it"
+            )
+            return f"when {more} more labelled {wait} at its members ({signs.num_samples} of {self.num_samples}){none}"
         if self.accuracy:
             lowest = f"{signs.lowest:.1%} of {signs.whose} is the lowest" if signs.whose else "too few came yet to tell"
             return f"when a member's model answers less than {self.accuracy:.1%} of its labels rightly ({lowest})"

@@ -51,6 +51,7 @@ def test_samples_are_awaited_without_a_clock() -> None:
     assert opening.left_s(Signs(499)) == math.inf
     assert opening.left_s(Signs(500)) == 0
     assert opening.awaits(Signs(380)) == "when 120 more labelled samples wait at its members (380 of 500)"
+    assert "folder:// and dataset:// count none" in opening.awaits(Signs())
     assert opening.awaits(Signs(499)) == "when 1 more labelled sample waits at its members (499 of 500)"
 
 
