@@ -146,14 +146,16 @@ class Planner:
             case Resume(), Course.RUNNING:
                 raise VerbRefused("the fleet isn't paused")
             case Resume(), _:
-                return Plan(f"rounds go on with round {rounds.index}; its deadline counts on", "aggregator pause")
+                then = "which begins as it would have" if rounds.rests else "and its deadline counts on"
+                return Plan(f"rounds go on with round {rounds.index}, {then}", "aggregator pause")
             case (Pause(), Course.PAUSED) | (Drain(), Course.PAUSED):
                 raise VerbRefused("the fleet is paused already; `aggregator resume` lets it go on")
             case Drain(), Course.DRAINING:
                 raise VerbRefused("the fleet pauses after this round already; `aggregator resume` lets it go on")
             case Drain(), _:
                 return Plan(
-                    f"round {rounds.index} ends as usual; then nobody begins to train until `aggregator resume`",
+                    f"round {rounds.index} {'begins and ' if rounds.rests else ''}ends as usual; then nobody begins to "
+                    "train until `aggregator resume`",
                     "aggregator resume",
                 )
         held = (

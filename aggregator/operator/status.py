@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.operator.journal import read_journal
-from replayfleet.aggregator.rounds.machine import Phase
+from replayfleet.aggregator.rounds.machine import Course, Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import UNREADABLE, SettingsError
@@ -51,6 +51,7 @@ class Status:
     uploads: tuple[str, ...]
     clients: tuple[ClientStatus, ...]
     last_event: dict[str, Any]
+    course: str = Course.RUNNING.value
 
     def lines(self) -> list[str]:
         """What a person reads."""
@@ -62,6 +63,8 @@ class Status:
             if self.phase == Phase.FINISHED.value
             else f"round {self.round}: {self.phase}, uploads: {uploads}",
         ]
+        if self.course != Course.RUNNING.value and self.phase != Phase.FINISHED.value:
+            lines.append(f"{self.course}; `aggregator resume` lets rounds go on")
         for client in self.clients:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
             version = spoken(client.version)
@@ -93,7 +96,7 @@ def read_status(folder: Path) -> Status:
         if spec is None:
             raise SettingsError(f"data dir {folder}: its run has not begun yet")
         record, num_rounds = store.round(), store.num_rounds()
-        finished = num_rounds is not None and record.index >= num_rounds
+        finished, course = num_rounds is not None and record.index >= num_rounds, store.course().value
         clients, quarantined = [], store.quarantined()
         with contextlib.suppress(sqlite3.OperationalError):  # one of an earlier version has no members
             store.roll.refresh()
@@ -126,4 +129,5 @@ def read_status(folder: Path) -> Status:
         uploads=record.accepted,
         clients=tuple(clients),
         last_event=newest[0] if newest else {},
+        course=course,
     )

@@ -36,8 +36,11 @@ class Signs:
 
 
 def since(before: Signs, committed_s: float, wall_s: float) -> float:
-    """Return ``Signs.since_s``: where the clock was ahead then and was put right since, the first look after that."""
-    return min(committed_s, wall_s, before.since_s or math.inf)
+    """Return ``Signs.since_s``: where the clock was ahead then and was put right since, the first look after that.
+
+    One that is behind now, as on a board without a clock of its own that has just begun, says nothing once it is right.
+    """
+    return committed_s if wall_s >= committed_s else min(wall_s, before.since_s or math.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,11 +332,14 @@ def test_a_round_begins_when_the_model_of_one_that_it_waits_for_falls(
     fleet.clients["cam-2"].says = {"labels_answered": 100, "labels_right": 79, "round": 0}
     fleet.run(until=lambda: fleet.rounds.index == 1)
     assert fleet.rounds.rests, "what was said before the round is used up"
+    assert "round 1 begins and ends as usual" in do(fleet, Drain())
+    assert "round 1, which begins as it would have" in do(fleet, Resume())
 
 
 def test_a_drained_fleet_ends_its_round_and_pauses_also_over_a_restart(fleet: TinyFleet) -> None:
     waits_for_the_fifth(fleet)
     assert "round 0 ends as usual" in do(fleet, Drain())
+    assert "draining; `aggregator resume` lets rounds go on" in read_status(fleet.tmp_path / "aggregator").lines()
     do(fleet, CloseRound())
     fleet.run(until=lambda: fleet.rounds.index == 1)
     assert fleet.rounds.is_paused

@@ -36,6 +36,14 @@ def test_a_round_begins_at_the_first_time_after_the_one_before(
     assert (TWICE.left_s(signs), TWICE.awaits(signs)) == (left_h * HOUR_S, words)
 
 
+def test_a_clock_that_was_behind_for_a_while_begins_no_round_when_it_is_put_right() -> None:
+    signs = Signs()
+    for now_h in (63.0, 16.0, 16.1, 63.5):
+        signs = looked(signs, 63.0, now_h)
+        assert TWICE.left_s(signs) > 0
+    assert TWICE.left_s(signs) == 10.5 * HOUR_S, "02:00 of the day after"
+
+
 def test_where_the_clock_was_ahead_the_first_time_after_it_was_put_right_comes() -> None:
     signs = Signs()
     for now_h in (40.0, 0.5, 1.0, 1.999):
