@@ -386,11 +386,11 @@ class AggregatorService:
             return
         self._caught_up = before
         if extends(before.spec, spec):
-            names = task_of(before.spec).class_names[len(task_of(spec).class_names) :]
             try:
+                names = task_of(before.spec).class_names[len(task_of(spec).class_names) :]
                 self._grow(names, "who led before", only_plan=False)
             except (SettingsError, VerbRefused) as error:
-                _log.warning("classes not added", classes=", ".join(names), reason=error, next="no device follows")
+                _log.warning("classes not added", reason=error, next="no device that knows them follows")
 
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""

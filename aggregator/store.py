@@ -101,7 +101,7 @@ class AggregatorStore:
             mode = "ro" if read_only else "rwc"
             if not read_only and not path.exists():
                 with contextlib.suppress(OSError):  # SQLite says why it can't be there
-                    os.close(open_file(path, 0o666))
+                    os.close(open_file(path, 0o644))
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")

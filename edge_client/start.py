@@ -221,8 +221,9 @@ def check_installed(*modules: str) -> None:
 
 
 def _check_files_and_displays(settings: ClientSettings) -> None:
-    if settings.teacher is not None and not settings.teacher.is_file():
-        raise SettingsError(f"--teacher {settings.teacher}: there is no such file")
+    with contextlib.suppress(PermissionError):  # who reads it says so
+        if settings.teacher is not None and not settings.teacher.is_file():
+            raise SettingsError(f"--teacher {settings.teacher}: there is no such file")
     if settings.answers:
         _answers_connector(settings)
     elif settings.home_assistant or settings.answers_ca or settings.answers_password_file or settings.answers_insecure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import uuid
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` with ``data``, durably: temporary file, fsync, rename, fsync of the folder.
 
     After a crash the file holds the old or the new bytes, never a mixture. The folder must exist. As root, the new file
-    has the owner of the old one, or of the folder.
+    belongs to whom the folder does.
 
     Args:
         path: the file.
@@ -35,7 +36,7 @@ def _write(path: Path, data: bytes, *, private: bool) -> None:
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            give_to_owner_of(path if path.is_file() else path.parent, handle)
+            give_to_owner_of(path.parent, handle)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -63,10 +64,17 @@ def sync_folder(folder: Path) -> None:
 
 def private_folder(folder: Path) -> None:
     """Make a folder that only its user may enter, and those above it, unless they are there; raises OSError."""
+    shared_folder(folder, 0o700)
+
+
+def shared_folder(folder: Path, mode: int = 0o777) -> None:
+    """As ``private_folder``, but who may enter is ``mode``'s to say, and the umask's."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for made in reversed(missing):
-        give_to_owner_of(made.parent, made)
+        handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        give_to_owner_of(made.parent, handle)
+        os.close(handle)
 
 
 def open_file(path: Path, mode: int = 0o600) -> int:
@@ -79,13 +87,15 @@ def open_file(path: Path, mode: int = 0o600) -> int:
     return os.open(path, flags, mode)
 
 
-def give_to_owner_of(place: Path, made: int | Path) -> None:
-    """Let what root made anew, a descriptor or a path that isn't followed, belong to whom ``place`` belongs to.
+def give_to_owner_of(folder: Path, handle: int) -> None:
+    """Let what root made anew in a folder belong to whom the folder belongs to; what isn't root's alone stays as it is.
 
-    Where the file system can't (one that knows no owners, or not this one), it stays root's.
+    A descriptor, for a name may stand for something else by now. Where the file system can't (one that knows no owners,
+    or not this one), it stays root's.
     """
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError):
-        owner = place.stat()
-        os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))
+        owner, made = folder.stat(), os.fstat(handle)
+        if made.st_uid == 0 and (stat.S_ISDIR(made.st_mode) or made.st_nlink == 1):
+            os.fchown(handle, owner.st_uid, owner.st_gid)

@@ -73,7 +73,7 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
             live=live,
             awaited=awaited,
             version=standing.version if is_current else 0,
-            other_device=parts.ring.other_uses(client),
+            other_device=standing.enrolled_at is not None and parts.ring.other_uses(client, now),
         ),
         precision=FP32 if download is None or download.serving is None else download.serving.precision,
         notice="" if download is None else download.notice,

@@ -249,7 +249,9 @@ class Planner:
 
 
 def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:
-    """Return the content to go back to: the one of version ``to``, else the newest that came before the present one.
+    """Return the content to go back to: the one of version ``to``, else the one that was served before the present one.
+
+    Right behind a roll back, the one that first came before it: two would else swing to and fro.
 
     Args:
         kept: all of one client.
@@ -263,6 +265,8 @@ def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:
     current = max(kept, key=lambda one: one.manifest.version)
     if to is not None:
         earlier = [one for one in kept if to in {one.origin, one.manifest.version} and one is not current]
+    elif current.manifest.version == current.origin:
+        return max((one for one in kept if one is not current), key=lambda one: one.manifest.version, default=None)
     else:
         earlier = [one for one in kept if one.origin < current.origin]
     return max(earlier, key=lambda one: one.origin, default=None)

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.release import are_newer
-from replayfleet.federation.atomic import give_to_owner_of, sync_folder
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.atomic import sync_folder
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
 from replayfleet.federation.service.disk import is_damage
+from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
 from replayfleet.federation.wire.protocol.tensors import digest as digest_of
 
 BLOBS = "blobs"
@@ -107,12 +108,15 @@ def _check_apart(target: Path, source: Path) -> None:
 
 
 def _known(folder: Path) -> tuple[frozenset[str], int]:
-    """Who is revoked there, and its epoch, if they can be read: what is replaced may be damaged, or of old."""
+    """Who is revoked there, and its epoch, as far as they can be read: what is replaced may be damaged, or of old."""
+    revoked, epoch = frozenset[str](), 0
     if (folder / DATABASE).is_file():
         with contextlib.suppress(sqlite3.Error, SettingsError), contextlib.closing(_opened(folder)) as store:
+            with contextlib.suppress(*UNREADABLE, TypeError):
+                epoch = min(store.epoch(), MAX_EPOCH - 1)
             store.roll.refresh()
-            return store.roll.revoked, store.epoch()
-    return frozenset(), 0
+            revoked = store.roll.revoked
+    return revoked, epoch
 
 
 def _check(backup: Path) -> str:
@@ -195,13 +199,10 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
         raise SettingsError(f"{target}: can't be written ({error.strerror or error})") from error
     try:
         yield fresh
-        place = target if target.exists() else target.parent
-        for folder, _, names in os.walk(fresh, topdown=False):
+        for folder, _, names in os.walk(fresh):
             for name in names:
                 with (Path(folder) / name).open("rb") as file:
-                    give_to_owner_of(place, file.fileno())
                     os.fsync(file.fileno())
-            give_to_owner_of(place, Path(folder))
             sync_folder(Path(folder))
         if aside:
             number = next(n for n in range(1, 1 << 20) if not _aside(target, n).exists())

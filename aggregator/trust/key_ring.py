@@ -6,6 +6,7 @@ lives. From then on only those count who were enrolled, and nobody who was revok
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -21,6 +22,8 @@ MAX_MET = 1024
 """Strangers whose key is remembered until they are members."""
 MAX_TURNED_AWAY = 256
 """Clients that are told that nothing which they sign counts."""
+OTHER_S = 300.0
+"""For so long it is told that another device used a client's name."""
 
 
 class Pins(Protocol):
@@ -68,7 +71,7 @@ class KeyRing:
         self._other_fleet = other_fleet
         self._met: OrderedDict[str, bytes] = OrderedDict()
         self._turned_away: OrderedDict[str, None] = OrderedDict()
-        self._others: OrderedDict[str, None] = OrderedDict()
+        self._others: OrderedDict[str, float] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
         if sealed.key == self._own.public_key:
@@ -92,7 +95,7 @@ class KeyRing:
             return False  # it introduces itself with its presence, on another connection
         if known is not None and (self._pins.is_enrolled(client) or self._lives(client) or not greets):
             self._other_device(client)
-            _note(self._others, client, None, MAX_TURNED_AWAY)
+            _note(self._others, client, now, MAX_TURNED_AWAY)
             anew = f", then `aggregator revoke {client}` and `aggregator enroll {client}`"
             raise MalformedMessage(
                 f"signed with another key than that of client {client!r}; if its disk was lost, stop the one that has "
@@ -105,9 +108,9 @@ class KeyRing:
         """Return clients that were heard of lately, and of which nothing counts."""
         return [client for client in self._turned_away if self._pins.shut_out(client)]
 
-    def other_uses(self, client_id: str) -> bool:
-        """Whether somebody with another key uses this name, and the one that it belongs to wasn't heard since."""
-        return client_id in self._others
+    def other_uses(self, client_id: str, now: float) -> bool:
+        """Whether somebody with another key used this name lately, and who it belongs to wasn't heard since."""
+        return now - self._others.get(client_id, -math.inf) < OTHER_S
 
     def keep(self, client_id: str) -> None:
         """This client is a member from now on: its key outlives this process."""

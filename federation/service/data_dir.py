@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from replayfleet.federation.atomic import open_file, write_atomic
+from replayfleet.federation.atomic import open_file, shared_folder, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.paths import RESULT, check_folder
 
@@ -84,7 +84,7 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
     if path.exists():
         read_owner(path, claimed)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        shared_folder(path)
         handle = _opened(path / LOCK)
     except OSError as error:
         reason = error.strerror or str(error)

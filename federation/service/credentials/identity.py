@@ -126,7 +126,7 @@ def session_secret(data_dir: Path, key_file: Path | None) -> bytes:
     path = key_file or data_dir / _SESSION_KEY
     try:
         if key_file is None and not path.is_file():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            private_folder(path.parent)
             write_atomic(path, secrets.token_bytes(_SESSION_KEY_BYTES), private=True)
         found = path.read_bytes()
     except OSError as error:

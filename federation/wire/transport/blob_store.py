@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from replayfleet.federation.atomic import give_to_owner_of, shared_folder
 from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
 from replayfleet.federation.wire.protocol.limits import check_digest
 from replayfleet.federation.wire.protocol.messages import Encoding
@@ -66,7 +67,7 @@ class DiskBlobStore:
         self._encoded = spool / "encoded"
         self._temporary = spool / "tmp"
         for directory in (self.parts, self._encoded, self._temporary):
-            directory.mkdir(parents=True, exist_ok=True)
+            shared_folder(directory)
         self._trusted: dict[str, FileLook] = dict(verified or {})
         self._sound: dict[str, dict[Path, FileLook]] = {}  # digest -> files that a peer doubted in vain
         _remove_older(self._temporary, _STALE_TEMPORARY_S)
@@ -269,13 +270,14 @@ class DiskBlobStore:
 
     def _make_folder(self, target: Path) -> None:
         if not target.parent.is_dir():
-            target.parent.mkdir(exist_ok=True)
+            shared_folder(target.parent)
             _flush_directory(self._root)
 
     def _write(self, target: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
         descriptor, name = tempfile.mkstemp(dir=self._temporary)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as handle:
+                give_to_owner_of(self._root, handle.fileno())
                 _write_all(handle.fileno(), memoryview(data))
                 if durable:
                     os.fsync(handle.fileno())

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
+from support.client_world import TASK
 from support.tiny_fleet import TinyFleet
 
+from replayfleet.aggregator.control.growing import add_classes
 from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.backup import back_up, restore
@@ -16,7 +20,7 @@ from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.federation.service.fleet.spec import make_spec
 
 
 @pytest.fixture
@@ -185,11 +189,22 @@ def test_what_root_does_leaves_nothing_that_the_services_own_user_cannot_read(tm
         registry.enrol("cam-1", Terms())
     Releases(data_dir / "keys")
     rotate_key(data_dir / "keys")
+    claim_data_dir(data_dir, fleet="fleet", role="aggregator").close()
     store = AggregatorStore(data_dir)
-    store.found(FleetSpec("fleet", "fedavg", {}, {}, 0), at=1.0)
+    store.found(make_spec("fleet", "fedavg", TASK, preset="tiny", overrides={}, run_seed=0), at=1.0)
     store.close()
-    back_up(data_dir, tmp_path / "backup")
-    restore(tmp_path / "backup", data_dir, replace=True)
+    add_classes(data_dir, ["tram"], "root", 2.0)
     made = [home, *home.rglob("*")]
     assert len(made) > 30
     assert [str(path) for path in made if path.lstat().st_uid != nobody] == []
+
+
+@pytest.mark.parametrize("epoch", ["x'c1'", "'abc'", "7", "x''"])
+def test_a_damaged_epoch_of_what_is_replaced_hinders_no_restore(fleet: TinyFleet, tmp_path: Path, epoch: str) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    back_up(data_dir, tmp_path / "backup")
+    fleet.close()
+    with contextlib.closing(sqlite3.connect(data_dir / "aggregator.sqlite")) as database:
+        database.execute(f"INSERT OR REPLACE INTO facts (name, value) VALUES ('epoch', {epoch})")
+        database.commit()
+    assert restore(tmp_path / "backup", data_dir, replace=True).epoch == 1

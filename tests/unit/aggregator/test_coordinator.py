@@ -221,7 +221,7 @@ class Desk:
             releases=cast(
                 "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
             ),
-            ring=cast("Any", SimpleNamespace(keep=self.known.add, turned_away=list, other_uses=lambda client: False)),
+            ring=cast("Any", SimpleNamespace(keep=self.known.add, turned_away=list, other_uses=lambda *_: False)),
             wall_clock=lambda: wall_s,
         )
         self.coordinator = Coordinator(parts, 0.0)

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.trust.key_ring import MAX_MET, MAX_TURNED_AWAY, KeyRing
+from replayfleet.aggregator.trust.key_ring import MAX_MET, MAX_TURNED_AWAY, OTHER_S, KeyRing
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal
@@ -48,9 +48,10 @@ def test_who_comes_first_has_the_name_while_it_lives(fleet: Fleet) -> None:
         with pytest.raises(MalformedMessage, match="another key than that of client 'cam-1'"):
             fleet.takes(thief, channel)
     assert fleet.others == ["cam-1"] * 3, "an operator may look for a device that was given another's name"
-    assert fleet.ring.other_uses("cam-1")
+    assert fleet.ring.other_uses("cam-1", 1.0)
+    assert not fleet.ring.other_uses("cam-1", OTHER_S), "one that is off is looked for again"
     assert fleet.takes(cam, "state")
-    assert not fleet.ring.other_uses("cam-1")
+    assert not fleet.ring.other_uses("cam-1", 1.0)
 
 
 def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former_is_gone(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.atomic import open_file, private_folder, write_atomic
+from replayfleet.federation.atomic import give_to_owner_of, open_file, private_folder, write_atomic
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -38,26 +38,42 @@ def test_results_follow_the_umask_and_private_files_are_the_users_alone(tmp_path
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_root_makes_belongs_to_whom_the_place_or_the_former_file_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    owners: dict[int, tuple[int, int, bool]] = {}
+def test_what_root_makes_belongs_to_whom_the_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    owners: dict[int, tuple[int, int]] = {}
 
-    def chown(made: int | Path, user: int, group: int, *, follow_symlinks: bool) -> None:
-        found = os.fstat(made) if isinstance(made, int) else made.stat()
-        owners[found.st_ino] = (user, group, follow_symlinks)
+    def fchown(handle: int, user: int, group: int) -> None:
+        owners[os.fstat(handle).st_ino] = (user, group)
 
+    place = tmp_path.stat().st_uid, tmp_path.stat().st_gid
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "chown", chown)
+    monkeypatch.setattr(os, "fchown", fchown)
     private_folder(tmp_path / "keys" / "old")
     write_atomic(tmp_path / "keys" / "key", b"secret", private=True)
     os.close(open_file(tmp_path / "keys" / "lock"))
     made = [tmp_path / "keys", tmp_path / "keys/old", tmp_path / "keys/key", tmp_path / "keys/lock"]
-    place = tmp_path.stat().st_uid, tmp_path.stat().st_gid
-    assert [owners.pop(path.stat().st_ino)[:2] for path in made] == [place] * 4
+    if place[0] == 0:  # else it isn't root's, and stays as it is
+        assert [owners.pop(path.stat().st_ino) for path in made] == [place] * 4
     os.close(open_file(tmp_path / "keys" / "lock"))
     private_folder(tmp_path / "keys")
     assert owners == {}, "what was there stays its owner's"
-    monkeypatch.setattr(os, "chown", lambda *_, **__: (_ for _ in ()).throw(PermissionError(1, "no owners here")))
+    monkeypatch.setattr(os, "fchown", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no owners here")))
     write_atomic(tmp_path / "keys" / "key", b"other", private=True)
     assert (tmp_path / "keys" / "key").read_bytes() == b"other", "a file system without owners takes it all the same"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_lies_where_another_user_may_write_gives_root_nothing_away(tmp_path: Path):
+    mine = tmp_path / "mine"
+    write_atomic(mine, b"root's")
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "theirs" / "hard").hardlink_to(mine)
+    (tmp_path / "theirs" / "soft").symlink_to(mine)
+    for name in ("hard", "soft"):
+        os.close(open_file(tmp_path / "theirs" / name))
+    handle = os.open(tmp_path / "theirs" / "hard", os.O_RDONLY)
+    give_to_owner_of(tmp_path / "theirs", handle)
+    os.close(handle)
+    assert mine.stat().st_uid == 0
+    write_atomic(tmp_path / "theirs" / "soft", b"new", private=True)
+    assert (mine.stat().st_uid, mine.read_bytes()) == (0, b"root's")

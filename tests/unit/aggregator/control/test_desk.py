@@ -14,6 +14,7 @@ import pytest
 from support.tiny_fleet import Crash, TinyFleet
 
 from replayfleet.aggregator.control.look import facts_of
+from replayfleet.aggregator.control.plans import target_of
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
     Drain,
@@ -37,12 +38,13 @@ from replayfleet.aggregator.operator import journal
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.records.deeds import Deed
+from replayfleet.aggregator.records.versions import Kept
 from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.waits import Why
-from replayfleet.federation.wire.protocol.messages import Presence
+from replayfleet.federation.wire.protocol.messages import Manifest, Presence
 
 FIVE = tuple(f"cam-{number}" for number in range(1, 6))
 
@@ -583,3 +585,18 @@ def test_a_full_disk_lets_no_aggregator_begin_anew_for_more_classes(
     service._parts.disk.problem = ""
     service._grow(("tram",), "ana", False)
     assert service.growth == (("tram",), "ana")
+
+
+@pytest.mark.parametrize(
+    ("kept", "origin"),
+    [
+        ([(1, 1), (2, 2), (3, 3)], 2),
+        ([(1, 1), (2, 4), (3, 3)], 1),  # right behind a roll back to 2
+        ([(2, 6), (3, 5), (7, 7)], 2),  # a round after two of them: what served, not what was sent away
+        ([(5, 5)], None),
+    ],
+)
+def test_a_rollback_leads_to_what_was_served_before(kept: list[tuple[int, int]], origin: int | None) -> None:
+    contents = tuple(Kept(first, Manifest("down", "fleet", "cam-1", 1, version, ())) for first, version in kept)
+    found = target_of(contents, None)
+    assert (None if found is None else found.origin) == origin
