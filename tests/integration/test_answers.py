@@ -19,7 +19,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from replayfleet.edge_client.flow import Answers, Inputs, Picture, Prediction, Shown
 from replayfleet.edge_client.operator.answers import AnswerTopic, Place
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.edge_client.start import _check_displays
+from replayfleet.edge_client.start import _check_files_and_displays
 from replayfleet.federation.errors import SettingsError
 from tests.support.mosquitto import mosquitto, password_file
 
@@ -223,4 +223,4 @@ def test_options_of_answers_need_answers(tmp_path: Path) -> None:
         home_assistant=True,
     )
     with pytest.raises(SettingsError, match="--answers"):
-        _check_displays(settings)
+        _check_files_and_displays(settings)
