@@ -63,7 +63,7 @@ def methods_index() -> str:
     """Return the page that says of each method what it is, whether clients keep samples, and where it runs."""
     lines = ["# Methods\n", "Made from the code by `make reference`. `--set` and variants: each method's page.\n"]
     lines += ["| method | what it is | clients keep samples | deploys, not only simulated |", "|---|---|---|---|"]
-    for name, kind in METHODS.items():
+    for name, kind in sorted(METHODS.items()):
         title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
         marks = ("yes" if fact else "" for fact in (kind.stores_data, kind.deployable))
         lines.append(f"| [`{name}`]({name}.md) | {title} | {' | '.join(marks)} |")
