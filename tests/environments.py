@@ -166,7 +166,8 @@ def _pytest(python: Path, arguments: Sequence[str], variables: dict[str, str]) -
     threads = variables.get("TEST_THREADS", "1")
     environment = {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": threads}
     environment |= variables
-    return subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=ROOT, env=environment, check=False).returncode
+    command = [python, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def _requirement(package: str, extra: str) -> str:
