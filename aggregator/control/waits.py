@@ -26,6 +26,7 @@ PATIENCE: dict[Why, Patience] = COMMON_PATIENCE | {
     Why.TOO_FEW_CLIENTS: Patience(10, 60),
     Why.ROUND_LATE: Patience(0, 0),
     Why.UPLOAD: Patience(),
+    Why.AGGREGATION: Patience(60),  # with large fleets on a CPU it takes hours, and all is well
 }
 """Of the aggregator, in the order of importance."""
 
@@ -137,10 +138,13 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
     """Return all that keeps an aggregator from its work, the most important first."""
     if facts.standby:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
+    elif not facts.is_open:
+        text = f"round {facts.round} is being aggregated from {count_of(facts.num_uploads, 'upload')}"
+        rest = [Wait(Why.AGGREGATION, f"{text}; if that lasts far longer than before, restart it: none is lost")]
     else:
-        rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
-        if facts.failure:
-            rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
+        rest = () if facts.paused or facts.rests_s else _of_the_round(facts)
+    if facts.failure and not facts.standby:
+        rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
     return ordered((*common_waits(facts), *rest), PATIENCE)
 
 

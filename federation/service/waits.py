@@ -42,6 +42,7 @@ class Why(str, enum.Enum):
     TOO_FEW_CLIENTS = "too-few-clients"
     ROUND_LATE = "round-late"
     AGGREGATION_FAILS = "aggregation-fails"
+    AGGREGATION = "aggregation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,11 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
             "its deadline came 2 times with fewer than 2; it waits for cam-1 (offline)",
         ),
         ({"at_least": 3, "quorum": 3, "num_trainers": 2}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "members that train: 2"),
+        (
+            {"is_open": False, "round": 3, "num_uploads": 2},
+            [Why.AGGREGATION],
+            "round 3 is being aggregated from 2 uploads",
+        ),
         ({"num_free": 2, "quorum": 2, "num_trainers": 0}, [Why.UPLOAD], "2 of --clients that nobody has taken"),
     ],
     ids=str,
@@ -104,5 +109,4 @@ def test_an_aggregator_says_what_keeps_it(facts: dict[str, Any], why: list[Why],
 
 
 def test_an_aggregator_whose_round_is_over_has_nothing_to_say() -> None:
-    assert fleet_waits(Facts(is_open=False)) == ()
     assert fleet_waits(Facts(num_uploads=1)) == ()
