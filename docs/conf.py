@@ -33,5 +33,6 @@ html_theme = "furo"
 html_title = "Replayfleet"
 html_copy_source = False
 html_show_sphinx = False
-html_static_path = []
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 copybutton_exclude = ".linenos, .gp, .go"

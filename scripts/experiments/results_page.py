@@ -194,7 +194,7 @@ def _claim(
     columns = ["AA", "AR", f"AA{LATE_ROUNDS}", f"AR{LATE_ROUNDS}", "AA among classes met", "just met / long ago"]
     costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions"]
     costs += ["MB up", "MB down", "of everything"]
-    lines += [_row(["method", "seeds", "rounds", *columns, *costs]), _row(["---", *["--:"] * 14])]
+    lines += [_row(["method", *columns, "seeds", "rounds", *costs]), _row(["---", *["--:"] * 14])]
     for name in dict.fromkeys(found.name for found in runs):
         same = [found for found in runs if found.name == name]
         lines.append(_row([_name(name), *_numbers(same, upper)]))
@@ -226,14 +226,14 @@ def _numbers(same: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
     among = [value for raw in raws if (value := _among_seen(raw)) is not None]
     gaps = [gap for raw in raws if (gap := _recency(raw)) is not None]
     return [
-        str(len(same)),
-        "-".join(map(str, rounds)),
         _percent([_mean(raw.curve) for raw in raws]),
         _percent(regrets),
         _percent(late),
         _percent(late_regrets),
         _percent(among),
         "-" if not gaps else f"{100 * _mean(g[0] for g in gaps):.0f} / {100 * _mean(g[1] for g in gaps):.0f}",
+        str(len(same)),
+        "-".join(map(str, rounds)),
         *_costs(raws),
     ]
 
