@@ -52,6 +52,12 @@ class Chronicle:
         self._make_up_for_a_crash()
         self._opened()
 
+    def began(self) -> None:
+        """The round that rested was due."""
+        opening, signs = self._rounds.rules.opening, self._rounds.signs
+        because = "its interval is over" if opening is None else opening.because(signs)
+        self._parts.journal.add("round began", round=self._rounds.index, because=because)
+
     def extended(self) -> None:
         """The deadline came with too few uploads."""
         rules = self._rounds.rules

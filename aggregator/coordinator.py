@@ -376,6 +376,7 @@ class Coordinator:
 
     def _begin(self, now: float) -> None:
         self._parts.store.begin(self.rounds.index)
+        self._chronicle.began()
         self._announce(now)
 
     def _close(self, decision: Decision, now: float) -> None:

@@ -310,10 +310,11 @@ class ClientService:
         self.loop.guarded("tick", self.client.tick, now)
         self._brake.tick(now)
         self._follow()
-        if now - self._looked_at >= LOOK_EVERY_S:
-            self._look(now)
-        if self.loop.connected:
-            presence = self._presence.due(*self._state(), now)
+        state, connected = self._state(), self.loop.connected
+        if now - self._looked_at >= LOOK_EVERY_S or (connected and not self._presence.tells(state)):
+            self._look(now)  # what is said of a round is of that round: labels, and how its model answers
+        if connected:
+            presence = self._presence.due(state, now)
             if presence is not None:
                 self.loop.say(self._presence.topic, presence, retain=True)
         if now - self._status_at >= STATUS_EVERY_S:
@@ -425,7 +426,9 @@ class ClientService:
 
         ``shown``: the frame that it is about, where that is at hand.
         """
-        samples: object = None if self.client.source is None else self.client.source.samples
+        if self.client.source is None:
+            raise FeedbackRefused("the fleet's classes aren't known here yet: no aggregator has told them")
+        samples: object = self.client.source.samples
         if not isinstance(samples, TakesFeedback):
             raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
         return samples.feedback(feedback, shown)

@@ -179,8 +179,11 @@ class Rounds:
         return self.course is Course.PAUSED or self._rests
 
     def rests_s(self, now: float) -> float:
-        """Seconds until the round begins, infinite where no clock says when; 0 if it is due, or an operator paused."""
-        return self._left_to_rest_s(now) if self.rests and self.course is not Course.PAUSED else 0.0
+        """Seconds until the round begins, infinite where no clock says when; 0 if none rests, or an operator paused.
+
+        One that is due and hasn't begun, as where the disk takes nothing, begins within a second.
+        """
+        return max(1.0, self._left_to_rest_s(now)) if self.rests and self.course is not Course.PAUSED else 0.0
 
     @property
     def rests(self) -> bool:

@@ -84,6 +84,14 @@ class Opening:
             return f"when a member's model answers less than {self.accuracy:.1%} of its labels rightly ({lowest})"
         return "when an operator opens it"
 
+    def because(self, signs: Signs) -> str:
+        """Return why a round begins now."""
+        if self.times_s:
+            return f"it was due {self.awaits(signs)}"
+        if self.num_samples:
+            return f"{signs.num_samples} labelled samples wait at its members"
+        return f"the model of {signs.whose} answers {signs.lowest:.1%} of its labels rightly"
+
     def _due_s(self, signs: Signs) -> float:
         """Unix time of the first of the times after the round before."""
         midnight = signs.since_s // DAY_S * DAY_S

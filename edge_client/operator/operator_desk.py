@@ -1,13 +1,15 @@
 """What an operator of one client can ask and say: the newest predictions, and what a frame really shows.
 
 Over HTTP, and the second one over MQTT too, on the client's ``feedback`` topic with the same JSON.
-``GET /predictions`` -> ``{"cameras": {"front": {"frame": 812, "age_s": 0.02, "version": 7, "answers": [...]}}}``
+``GET /predictions`` -> ``{"session": "9f2c...", "cameras": {"front": {"frame": 812, "version": 7, "answers": [...]}}}``
 ``POST /feedback`` with ``{"camera": "front", "frame": 812, "class": "cat", "object": 0}`` -> ``{"accepted": true}``
+With ``"session"`` a word counts for that start of the client alone: frames are numbered from 0 anew at each.
 Where boxes are learned, all of the frame's: ``{"frame": 812, "boxes": [{"class": "cat", "box": [10, 20, 90, 60]}]}``
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -41,6 +43,7 @@ class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
     camera: str = ""
     object: int | None = None
     boxes: list[BoxBody] | None = None
+    session: str = ""
 
 
 _decoder = msgspec.json.Decoder(FeedbackBody)
@@ -64,6 +67,7 @@ class OperatorDesk:
         self._class_names = class_names
         self._learn = learn
         self._clock = clock
+        self._session = secrets.token_hex(8)
         self._newest: dict[str, Prediction] = {}
 
     def watch(self, shown: Shown) -> None:
@@ -74,7 +78,8 @@ class OperatorDesk:
         del body
         names, now = self._class_names(), self._clock()
         newest = sorted(self._newest.copy().items())
-        return HTTPStatus.OK, {"cameras": {camera: _as_json(found, names, now) for camera, found in newest}}
+        cameras = {camera: _as_json(found, names, now) for camera, found in newest}
+        return HTTPStatus.OK, {"session": self._session, "cameras": cameras}
 
     def take(self, body: bytes) -> None:
         """Learn from feedback as it travels.
@@ -88,6 +93,8 @@ class OperatorDesk:
             said = _decoder.decode(body)
         except UNREADABLE as error:
             raise FeedbackRefused(f"feedback isn't usable: {str(error).replace('`', '')}") from error
+        if said.session not in {"", self._session}:
+            raise FeedbackRefused("the client was restarted since this frame was answered; nothing was learned of it")
         self._learn(_understood(said))
 
     def feedback(self, body: bytes) -> Answer:

@@ -72,12 +72,13 @@ class PresenceClock:
         )
         return Will(self.topic, encode(gone), retain=True)
 
-    def due(self, phase: str, round_index: int, serving_version: int, now: float) -> bytes | None:
+    def tells(self, what: tuple[str, int, int]) -> bool:
+        """Whether the last presence said this (phase, round, serving version)."""
+        return what == self._said
+
+    def due(self, what: tuple[str, int, int], now: float) -> bytes | None:
         """Return the presence to publish now, or None if the last one still tells all."""
-        what = (phase, round_index, serving_version)
-        if what == self._said and now - self._said_at < HEARTBEAT_S:
-            return None
-        return self.say("online", what, now)
+        return None if self.tells(what) and now - self._said_at < HEARTBEAT_S else self.say("online", what, now)
 
     def say(self, status: Status, what: tuple[str, int, int], now: float) -> bytes:
         """Return a presence with the next sequence number; ``what`` is (phase, round, serving version)."""

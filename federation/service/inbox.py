@@ -4,7 +4,8 @@ Every client has a lane of its own, known by its topics before anything is decod
 comes in, a bound in bytes how much waits, deficit round robin whose turn it is. What a message costs is known when it
 was dealt with, for a few bytes may have a whole bundle decoded: so the seconds that a lane takes are charged to it too,
 where ``work`` says so. Whoever sends too much takes its own place alone. What is dropped comes again: offers and
-progress are repeated until they are answered, presences for ever.
+progress are repeated until they are answered, presences for ever. A device's feedback, which nobody repeats, has a lane
+beside the client's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NUM_STRANGER_LANES = 16
 STRANGERS = "unknown clients"
 _STRANGER = "?"  # no client's id begins so
 _SHARED = (_STRANGER, EVERYBODY)
+_FEEDBACK = "/feedback"
 
 
 class Rate(NamedTuple):
@@ -44,6 +46,8 @@ MESSAGES = Rate(256 << 10, 4 << 20, 5 << 10)
 """50 small messages a second after a burst of 800; of the largest offers, which take 30 ms to decode, one in 4 s."""
 NEWCOMERS = Rate(128 << 10, 320 << 10, 5 << 10)
 """Of one lane of clients that nobody knows, who say little more than that they are there: 64 at once, 25 a second."""
+FEEDBACK = Rate(256 << 10, 16 << 20, 5 << 10)
+"""A word about each frame that a device keeps, 2,048 and more, at once."""
 BLOCKS = Rate(128 << 20, 128 << 20, 16 << 10)
 """What a gigabit link brings; those that belong to no transfer cost little."""
 WORK = (0.5, 5.0)
@@ -189,12 +193,13 @@ class FairInbox:
 
     def _lane_of(self, topic: str) -> str:
         match topic.split("/", 5):
-            case [_, _, _, "clients", client, _]:
-                return client if client in self._members else f"{_STRANGER}{hash(client) % NUM_STRANGER_LANES}"
+            case [_, _, _, "clients", client, rest]:
+                lane = client + _FEEDBACK if rest == "feedback" else client
+                return lane if client in self._members else f"{_STRANGER}{hash(client) % NUM_STRANGER_LANES}"
         return EVERYBODY
 
     def _stays(self, name: str) -> bool:
-        return name in self._members or name.startswith(_SHARED)
+        return name.removesuffix(_FEEDBACK) in self._members or name.startswith(_SHARED)
 
     def _has_work_left(self, name: str, now: float) -> bool:
         bucket = self._worked.get(name)
@@ -202,9 +207,16 @@ class FairInbox:
 
     def _admits(self, name: str, payload: bytes, now: float) -> bool:
         kind = is_block(payload)
-        rate = self._blocks if kind else self._newcomers if name.startswith(_STRANGER) else self._messages
+        rate = self._rate_of(name, kind)
         bucket = self._buckets.setdefault((name, kind), TokenBucket(rate.per_s, rate.burst))
         return bucket.take(len(payload) + rate.overhead, now)
+
+    def _rate_of(self, name: str, is_block: bool) -> Rate:
+        if is_block:
+            return self._blocks
+        if name.startswith(_STRANGER):
+            return self._newcomers
+        return FEEDBACK if name.endswith(_FEEDBACK) else self._messages
 
     def _next(self) -> Message:
         """Deficit round robin (Shreedhar and Varghese 1995): who must wait saves its share for its next turn."""

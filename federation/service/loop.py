@@ -223,7 +223,8 @@ class Loop:
         if self._dropped and now - self._told_at >= TELL_EVERY_S:
             self._told_at, dropped, self._dropped = now, self._dropped, Counter()
             for sender, count in dropped.most_common(MAX_TOLD):
-                log.warning("too many messages", client=sender, dropped=count, next="what mattered is repeated")
+                mattered = "send them again, slower" if sender.endswith("/feedback") else "what mattered is repeated"
+                log.warning("too many messages", client=sender, dropped=count, next=mattered)
 
     def _receive(self, topic: str, payload: bytes) -> None:
         """Called on a network thread: only enqueue."""

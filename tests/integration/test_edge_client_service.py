@@ -8,13 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.client_world import TrainerThread, World, events
 
-from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.flow import LabelProgress, Shown
 from replayfleet.edge_client.learning.local_training import TrainerProcess
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.state_store import StateStore
@@ -200,6 +201,27 @@ def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     assert stopped.status == "stopped"
     assert stopped.sequence > online.sequence
     assert stopped.boot_id == online.boot_id
+
+
+@pytest.mark.usefixtures("served_here")
+def test_what_a_presence_says_of_labels_is_of_the_round_that_it_names(world: Any, monkeypatch: Any) -> None:
+    """A round that begins at so many labels would begin by those that the round before used up."""
+    heard: list[Presence] = []
+    fleet = world(num_clients=1, num_rounds=3)
+    client = fleet.start_client("cam-0")
+    known, said = client.known, client.loop.say
+
+    def say(topic: str, frame: bytes, **how: Any) -> None:
+        message = decode(frame)
+        if isinstance(message, Presence):
+            heard.append(message)
+        said(topic, frame, **how)
+
+    monkeypatch.setattr(client.loop, "say", say)
+    monkeypatch.setattr(client, "known", lambda: replace(known(), labels=LabelProgress(client.client.round, 1, 0, 0)))
+    fleet.until(lambda: client.client.finished)
+    told = {(presence.round, presence.labels_waiting) for presence in heard if presence.round >= 0}
+    assert told == {(0, 0), (1, 1), (2, 2), (3, 3)}
 
 
 @pytest.mark.usefixtures("served_here")

@@ -249,6 +249,7 @@ def test_rounds_that_have_an_interval_begin_and_end_when_they_are_due(tmp_path: 
     fleet.run()
     assert fleet.rounds.index == 2
     assert fleet.now - began >= 20
+    assert [event["because"] for event in events(fleet, "round began")] == ["its interval is over"]
     fleet.kill_aggregator()
 
 
@@ -317,6 +318,8 @@ def test_a_round_begins_with_enough_samples_of_those_that_it_waits_for(
     fleet.clients["cam-2"].says = {"labels_waiting": 6, "round": 0}
     fleet.run(until=lambda: fleet.rounds.index == 1)
     assert fleet.rounds.rests, "what was said before the round is used up"
+    began = [(event["round"], event["because"]) for event in events(fleet, "round began")]
+    assert began == [(0, "10 labelled samples wait at its members")]
     fleet.kill_aggregator()
     fleet.new_service()
     fleet.run(until=lambda: fleet.service.ready)
@@ -334,6 +337,8 @@ def test_a_round_begins_when_the_model_of_one_that_it_waits_for_falls(
     fleet.clients["cam-2"].says = {"labels_answered": 100, "labels_right": 79, "round": 0}
     fleet.run(until=lambda: fleet.rounds.index == 1)
     assert fleet.rounds.rests, "what was said before the round is used up"
+    (began,) = events(fleet, "round began")
+    assert began["because"] == "the model of cam-2 answers 79.0% of its labels rightly"
     assert "round 1 begins and ends as usual" in do(fleet, Drain())
     assert "round 1, which begins as it would have" in do(fleet, Resume())
 

@@ -156,6 +156,7 @@ def test_an_interval_counts_from_when_a_round_was_opened_and_both_are_waited_for
     rounds.committed(502)
     rounds.signs = Signs(num_samples=5)
     assert rounds.rests_s(502) == 98
+    assert rounds.rests_s(700) == 1, "due and not begun, as on a full disk: no operator paused it"
     assert [rounds.decide(now) for now in (599, 600)] == [Decision.WAIT, Decision.BEGIN]
 
 

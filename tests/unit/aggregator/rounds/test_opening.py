@@ -52,6 +52,7 @@ def test_where_the_clock_was_ahead_the_first_time_after_it_was_put_right_comes()
     for now_h in (2.0, 2.001, 2.5):
         signs = looked(signs, 40.0, now_h)
         assert (TWICE.left_s(signs), TWICE.awaits(signs)) == (0, "at 02:00 UTC")
+        assert TWICE.because(signs) == "it was due at 02:00 UTC"
 
 
 def test_samples_are_awaited_without_a_clock() -> None:

@@ -225,6 +225,20 @@ def test_honest_traffic_passes_as_it_is():
     assert made.num_dropped == 0
 
 
+def test_a_word_about_each_frame_that_is_kept_passes_at_once_and_crowds_out_nothing():
+    made = FairInbox(frozenset({"cam"}))
+    for number in range(5000):
+        made.put(topic("cam", "feedback"), b'{"frame": %d, "class": "bag"}' % number, 0)
+    made.put(topic("cam", "control"), bytes(300), 0)
+    found = [item.topic for item in drained(made)]
+    assert 2048 <= len(found) - 1 < 4000
+    assert found.index(topic("cam", "control")) < 100  # its turn, not the last place
+    assert made.take_dropped().keys() == {"cam/feedback"}
+    made.set_members(frozenset({"other"}))
+    made.put(topic("cam", "feedback"), bytes(30), 0)  # no member's: a stranger's
+    assert [item.topic for item in drained(made)] == [topic("cam", "feedback")]
+
+
 def test_a_new_member_gets_a_lane_and_nobody_a_full_bucket_for_it():
     made = inbox("loud", messages=Rate(per_s=1, burst=3, overhead=1))
     for _ in range(10):
