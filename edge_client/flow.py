@@ -275,7 +275,7 @@ class LabelProgress:
         min_samples: so many begin a round.
         num_pictures: that they come from.
         min_pictures: so many at least.
-        num_answered: labelled things that the served model was asked about since the newest report.
+        num_answered: labelled things that the served model was asked about since the newest report, the newest 500.
         num_right: how many of these it answered rightly.
     """
 

@@ -24,6 +24,9 @@ from replayfleet.edge_client.learning.settings import MAX_ROUND_SAMPLES, Learnin
 MAX_HELD_OUT = 4000
 """Held-out samples at most; further ones are not held out but learned from."""
 
+RECENTLY = 500
+"""Labelled things by which is told how the served model answers now: after weeks that went well, a fall shows at once."""
+
 MAX_WAITING_BYTES = 256 * 2**20
 """Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
 
@@ -43,6 +46,7 @@ class Collector:
         self._round: tuple[int, Samples] | None = None
         self._answered: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
+        self._recent: collections.deque[tuple[int, int]] = collections.deque()
         self._num_pictures = 0
         self._num_new_pictures = 0
         self._ended = False
@@ -63,6 +67,10 @@ class Collector:
         with self._changing:
             self._answered[place] += num_answered
             self._right[place] += num_right
+            if num_answered:
+                self._recent.append((num_answered, num_right))
+                while sum(answered for answered, _ in self._recent) - self._recent[0][0] >= RECENTLY:
+                    self._recent.popleft()
             self._num_pictures += 1
             every = self._settings.hold_out
             if every and self._num_pictures % every == 0 and self._can_hold_out(samples):
@@ -126,19 +134,21 @@ class Collector:
             counted = sorted(self._answered.items())
             counts = {place: (self._right[place], answered) for place, answered in counted if answered}
             self._answered, self._right = Counter(), Counter()
+            self._recent.clear()
             return counts
 
     def progress(self) -> LabelProgress:
-        """What waits for the next round, what it needs, and how what came since the newest report was answered."""
+        """What waits for the next round, what it needs, and how the newest since the last report were answered."""
         with self._changing:
             wanted = self._settings
+            answered, right = (sum(counts) for counts in zip((0, 0), *self._recent, strict=True))
             return LabelProgress(
                 self._num_waiting,
                 wanted.min_samples,
                 self._num_new_pictures,
                 wanted.min_pictures,
-                self._answered.total(),
-                self._right.total(),
+                answered,
+                right,
             )
 
     def _is_enough(self) -> bool:

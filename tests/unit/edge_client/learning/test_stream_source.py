@@ -144,6 +144,14 @@ def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place()
     assert (found.progress().num_answered, found.progress().num_right) == (0, 0)
 
 
+def test_after_weeks_that_went_well_a_fall_shows_within_some_hundred_answers() -> None:
+    found = collector()
+    for right in (2,) * 5000 + (0,) * 200:
+        found.add(samples(0, 1), num_right=right, num_answered=2)
+    assert (found.progress().num_answered, found.progress().num_right) == (500, 100)
+    assert found.stream_accuracy() == {"": (10000, 10400)}
+
+
 @pytest.mark.parametrize(("least", "most", "hold_out"), [(1, 9, 0), (5, 4, 0), (2, 9, 1), (2, 9, -1)])
 def test_impossible_sizes_are_refused(least: int, most: int, hold_out: int) -> None:
     with pytest.raises(SettingsError, match="expected"):
