@@ -25,7 +25,7 @@ MAX_HELD_OUT = 4000
 """Held-out samples at most; further ones are not held out but learned from."""
 
 RECENTLY = 500
-"""Labelled things by which is told how the served model answers now: after weeks that went well, a fall shows at once."""
+"""Labelled things by which is told how the served model answers now: a fall shows at once, also after good weeks."""
 
 MAX_WAITING_BYTES = 256 * 2**20
 """Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
