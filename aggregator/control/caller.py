@@ -22,12 +22,14 @@ from replayfleet.federation.errors import UNREADABLE
 
 SOCKET = "control.sock"
 MAX_ANSWER_BYTES = 64 << 20
+NO_REQUEST = "not a request"
+"""So a refusal begins that was no plan's."""
 REQUEST_S = 10.0
 """A request that isn't there by then is given up."""
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked; ``verb`` or ``classes`` unless it is to look.
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is asked; ``verb`` or ``classes`` unless it is to look. What says nothing is left out: older ones hear it.
 
     ``who``: for whom a program asks that checked who that is. ``agreed``: the mark of the plan that was shown to them.
     """
@@ -109,6 +111,11 @@ class LocalControl:
                 answer = msgspec.json.decode(said, type=Answer)
             except (OSError, *UNREADABLE) as error:
                 raise VerbRefused(f"the aggregator broke off ({error}); see its log") from error
+        if answer.refused.startswith(NO_REQUEST):
+            raise VerbRefused(
+                f"the aggregator that runs is of another version than this program, and doesn't know what is asked "
+                f"({answer.refused}); restart it"
+            )
         if answer.refused:
             raise VerbRefused(answer.refused)
         return answer

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.aggregator.control.caller import REQUEST_S, SOCKET, Answer, Request, short_place
+from replayfleet.aggregator.control.caller import NO_REQUEST, REQUEST_S, SOCKET, Answer, Request, short_place
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.verbs import MAX_VERB_BYTES, VerbRefused
 from replayfleet.aggregator.records.deeds import who_is
@@ -110,7 +110,7 @@ class _Handler(socketserver.StreamRequestHandler):
         try:
             request = msgspec.json.decode(line, type=Request)
         except UNREADABLE as error:
-            raise VerbRefused(f"not a request: {error}") from error
+            raise VerbRefused(f"{NO_REQUEST}: {error}") from error
         control = self.server.control
         if request.ask == "look":
             return Answer(view=control.look())

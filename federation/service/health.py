@@ -147,6 +147,7 @@ class _Service:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = MAX_CONNECTIONS  # of five, the kernel resets some of sixteen that come at once
 
     def __init__(self, address: tuple[str, int], service: _Service) -> None:
         self.service = service

@@ -16,6 +16,7 @@ from replayfleet.federation.atomic import remove_unfinished, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_parameters
+from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.result import Part
 from replayfleet.federation.wire.protocol.tensors import digest
@@ -177,9 +178,12 @@ class Checkpoints:
                 "would not fit together. Take the code of then, or begin anew with --overwrite or another --out"
             )
         if differs:
-            raise SettingsError(
-                f"{self._folder} holds another run: {differs}; resume with the same options, or choose another --out"
+            was, now = ({**LATER_SETTINGS, **one.get("settings", {})} for one in (earlier, run))
+            same = " ".join(
+                f"--set {name}={was[name]}" for name in sorted(now) if was.get(name, now[name]) != now[name]
             )
+            how = f"with {same}" if differs.startswith("settings.") and same else "with the same options"
+            raise SettingsError(f"{self._folder} holds another run: {differs}; resume {how}, or choose another --out")
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.extensions import is_ours
+from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.service.fleet.presets import settings_for_task
 from replayfleet.federation.service.fleet.task import task_fields, task_of
 from replayfleet.federation.wire.protocol.messages import FleetSpec
@@ -47,7 +48,7 @@ def make_spec(
 def with_later_settings(spec: FleetSpec) -> FleetSpec:
     """Return a spec that an earlier version made, with the settings that its method got since, at their defaults.
 
-    The default of a setting that comes later is what was done before it, but for those that ``pfedgrp-plus`` has on.
+    What was done before there was a setting says ``LATER_SETTINGS``, or its default.
 
     Raises:
         SettingsError: This version doesn't know the method, one of its settings or its task.
@@ -65,12 +66,13 @@ def method_of(spec: FleetSpec) -> Method:
 
 
 def build_method(kind: type[Any], task: AnyTaskSpec, settings: Mapping[str, Any]) -> Method:
-    """Return a method of this class with settings as they were stored or sent.
+    """Return a method of this class with settings as they were stored or sent, by an earlier version perhaps.
 
     Raises:
         SettingsError: The class doesn't have one of the settings, or refuses its value.
     """
-    return _build(kind, task, _converted(kind, settings, strict=True))
+    later = {name: LATER_SETTINGS[name] for name in LATER_SETTINGS.keys() & set(_setting_names(kind))}
+    return _build(kind, task, {**(later if is_ours(kind) else {}), **_converted(kind, settings, strict=True)})
 
 
 def method_class(name: str) -> type[Any]:

@@ -12,9 +12,9 @@ import msgspec
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart, loss_chart
-from replayfleet.federation.simulator.job import LATER_SETTINGS
 from replayfleet.federation.simulator.measures.metrics import Summary
 from replayfleet.federation.simulator.records import losses
 from replayfleet.federation.simulator.result import Part, Result

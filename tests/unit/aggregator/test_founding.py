@@ -19,6 +19,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.service.fleet.spec import make_spec, method_of, with_later_settings
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from tests.support.toy import TOY
 
@@ -85,6 +86,17 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
     with pytest.raises(SettingsError, match=r"has \d+ other settings .* go on with the --settings \(tiny, say\)"):
         world.start_aggregator("older")
     world.close()
+
+
+def test_levers_that_a_fleet_began_without_stay_off_at_both_ends() -> None:
+    spec = make_spec("yard", "pfedgrp-plus", TOY, preset="tiny", overrides={}, run_seed=0)
+    levers = {"upload_growth": 1.0, "smooth_share": 0.0, "detail_share": 0.0}
+    older = msgspec.structs.replace(
+        spec, settings={name: value for name, value in spec.settings.items() if name not in levers}
+    )
+    assert {name: getattr(method_of(older), name) for name in levers} == levers
+    assert with_later_settings(older).settings == spec.settings | levers
+    assert method_of(spec).smooth_share == 1.0
 
 
 def test_a_fleet_begins_with_names_that_are_seen_and_one_of_before_goes_on(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from replayfleet.aggregator.control.caller import SOCKET, LocalControl
+from replayfleet.aggregator.control import caller
+from replayfleet.aggregator.control.caller import SOCKET, LocalControl, Request
 from replayfleet.aggregator.control.local import LocalSocket
-from replayfleet.aggregator.control.verbs import VerbRefused
+from replayfleet.aggregator.control.verbs import Pause, VerbRefused
 
 
 class Named(SimpleNamespace):
@@ -16,6 +18,12 @@ class Named(SimpleNamespace):
 
     def look(self) -> Any:
         raise VerbRefused(self.name)
+
+
+class LaterRequest(Request, frozen=True, omit_defaults=False):
+    """One that a later version asks."""
+
+    urgent: bool = False
 
 
 def test_a_socket_is_taken_away_by_who_bound_it_and_by_nobody_else(tmp_path: Path) -> None:
@@ -28,3 +36,15 @@ def test_a_socket_is_taken_away_by_who_bound_it_and_by_nobody_else(tmp_path: Pat
     second.stop()
     assert not (tmp_path / SOCKET).exists()
     second.stop()
+
+
+def test_a_program_that_asks_what_the_running_aggregator_doesnt_know_says_to_restart_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an update beneath it: ``agreed`` was new, and an older aggregator only said that it is no request."""
+    running = LocalSocket(tmp_path, Named(name="running"))  # type: ignore[arg-type]
+    monkeypatch.setattr(caller, "Request", LaterRequest)
+    with pytest.raises(VerbRefused, match=r"of another version .*`urgent`.*; restart it"):
+        LocalControl(tmp_path).do(Pause())
+    running.stop()
+    assert msgspec.json.encode(Request("look")) == b'{"ask":"look"}'

@@ -296,6 +296,15 @@ def test_another_run_is_not_resumed(tmp_path: Path):
         checkpoints.begin({"method": "fedavg", "seed": 2}, resume=True)
 
 
+def test_whoever_resumes_a_run_of_an_earlier_version_is_told_all_settings_that_it_began_with(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({"settings": {"sub_generator": "pca-gaussian"}}, resume=False)
+    now = {"settings": {"sub_generator": "pca-mixture", "detail_share": 0.5, "smooth_share": 1.0}}
+    same = "resume with --set detail_share=0.0 --set smooth_share=0.0 --set sub_generator=pca-gaussian, or"
+    with pytest.raises(SettingsError, match=same):
+        checkpoints.begin(now, resume=True)
+
+
 def test_nothing_is_no_run_to_resume(tmp_path: Path):
     with pytest.raises(SettingsError, match="no run to resume"):
         Checkpoints(tmp_path / "absent").begin({}, resume=True)
