@@ -118,7 +118,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         options = " ".join(f"--set {name}={before.settings.get(name)}" for name in others)
         if len(others) > _MANY:
             was, now = f"{len(others)} other settings ({', '.join(others)})", "what it hasn't"
-            options = "the --settings (tiny, say) and --set that it began with"
+            options = f"the --settings (tiny, say) and --set that it began with, or with {options}"
         raise SettingsError(
             f"data dir: its run has {was}, now {now} is asked for; go on with {options}, or in another --data-dir"
         )

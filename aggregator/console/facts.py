@@ -163,8 +163,8 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         story: the journal's.
         now: Unix time.
     """
-    # A round that waits for uploads is no trouble, and the headline says it; that it is paused is a wait.
-    notices = [wait.text for wait in view.waits if wait.reason is not Why.UPLOAD]
+    # A round that waits for uploads or is aggregated is no trouble, and the headline says it; a pause is a wait.
+    notices = [wait.text for wait in view.waits if wait.reason not in {Why.UPLOAD, Why.AGGREGATION}]
     if view.course == "draining":
         notices.append("The fleet pauses when this round is committed.")
     stands_still = view.course == "paused" or view.rests

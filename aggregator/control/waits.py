@@ -111,6 +111,7 @@ class Facts(MemberFacts):
         standby: why it doesn't lead; empty if it does.
         round: the current round.
         is_open: whether it takes uploads.
+        aggregates: whether models are made of them.
         num_uploads: that it has.
         quorum: with how many it closes at once.
         at_least: with how many it closes at its deadline.
@@ -125,6 +126,7 @@ class Facts(MemberFacts):
     standby: str = ""
     round: int = 0
     is_open: bool = True
+    aggregates: bool = False
     num_uploads: int = 0
     quorum: int = 1
     at_least: int = 1
@@ -138,11 +140,11 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
     """Return all that keeps an aggregator from its work, the most important first."""
     if facts.standby:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
-    elif not facts.is_open:
+    elif facts.aggregates:
         text = f"round {facts.round} is being aggregated from {count_of(facts.num_uploads, 'upload')}"
         rest = [Wait(Why.AGGREGATION, f"{text}; if that lasts far longer than before, restart it: none is lost")]
     else:
-        rest = () if facts.paused or facts.rests_s else _of_the_round(facts)
+        rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
     if facts.failure and not facts.standby:
         rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
     return ordered((*common_waits(facts), *rest), PATIENCE)

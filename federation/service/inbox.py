@@ -47,7 +47,7 @@ MESSAGES = Rate(256 << 10, 4 << 20, 5 << 10)
 NEWCOMERS = Rate(128 << 10, 320 << 10, 5 << 10)
 """Of one lane of clients that nobody knows, who say little more than that they are there: 64 at once, 25 a second."""
 FEEDBACK = Rate(256 << 10, 16 << 20, 5 << 10)
-"""A word about each frame that a device keeps, 2,048 and more, at once."""
+"""A word about each frame that a device keeps at once: 3,200 small ones, 2,100 with fifty boxes each."""
 BLOCKS = Rate(128 << 20, 128 << 20, 16 << 10)
 """What a gigabit link brings; those that belong to no transfer cost little."""
 WORK = (0.5, 5.0)

@@ -28,6 +28,9 @@ _PARTS = "parts.json"
 """Which processes made the run: one, or one more for every time that it was resumed."""
 
 
+_SAME = "resume with the same options"
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything that the next round needs, beside the blobs.
 
@@ -178,12 +181,16 @@ class Checkpoints:
                 "would not fit together. Take the code of then, or begin anew with --overwrite or another --out"
             )
         if differs:
-            was, now = ({**LATER_SETTINGS, **one.get("settings", {})} for one in (earlier, run))
-            same = " ".join(
-                f"--set {name}={was[name]}" for name in sorted(now) if was.get(name, now[name]) != now[name]
-            )
-            how = f"with {same}" if differs.startswith("settings.") and same else "with the same options"
-            raise SettingsError(f"{self._folder} holds another run: {differs}; resume {how}, or choose another --out")
+            how = _resumed_by(earlier.get("settings"), run.get("settings", {})) if "settings." in differs else _SAME
+            raise SettingsError(f"{self._folder} holds another run: {differs}; {how}, or choose another --out")
+
+
+def _resumed_by(was: Any, now: Mapping[str, Any]) -> str:
+    """Return how a run with other settings is resumed: one that it lacks had the value of before there was it."""
+    was, now = {**LATER_SETTINGS, **was}, {**LATER_SETTINGS, **now}
+    if now.keys() - was.keys():
+        return "resume with the version that began it"
+    return " ".join(["resume with", *(f"--set {name}={was[name]}" for name in sorted(now) if was[name] != now[name])])
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -104,6 +104,18 @@ def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> Non
         page.close()
 
 
+def test_a_page_whose_console_is_gone_says_so_where_it_is_looked_at(browser: Browser, tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with console(folder) as url:
+        page = browser.page(url + "/")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        assert page.run("document.getElementById('stale').hidden")
+    page.wait("!document.getElementById('stale').hidden")
+    assert "shows what was known last" in page.run("document.getElementById('stale').innerText")
+    assert page.run("document.getElementById('stale').getBoundingClientRect().bottom < innerHeight")
+    page.close()
+
+
 def test_all_of_it_can_be_reached_with_the_keyboard(browser: Browser, address: str) -> None:
     page = browser.page(address + "/")
     seen = []

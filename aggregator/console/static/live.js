@@ -1,6 +1,7 @@
 "use strict";
 // Times become those of the reader's clock; what changed at the aggregator is fetched and put in place.
-const status = document.getElementById("live-state");
+const status = document.getElementById("live-state"), warning = document.getElementById("stale");
+const SILENT_MS = 40000;  // the console says every 15 s that it is there
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
@@ -9,7 +10,15 @@ function span(seconds) {
   return s >= 3600 ? `${Math.floor(s / 3600)}:${pad(Math.floor(s / 60) % 60)}:${pad(s % 60)}` : `${Math.floor(s / 60)}:${pad(s % 60)}`;
 }
 
+function tell(problem) {
+  status.textContent = problem || "live";
+  warning.textContent = problem && problem[0].toUpperCase() + problem.slice(1) + ".";
+  warning.hidden = !problem;
+  document.body.classList.toggle("stale", Boolean(problem));
+}
+
 function times() {
+  if (!warning.hidden) return;  // what was known last is counted no further
   for (const time of document.querySelectorAll("time")) {
     const at = new Date(time.dateTime), today = at.toDateString() === new Date().toDateString();
     const left = (at - Date.now()) / 1000, { until, since } = time.dataset;
@@ -19,16 +28,17 @@ function times() {
   }
 }
 
-let stamp = null, busy = false, again = false, refused = "";
+const AWAY = "the console doesn't answer; this page shows what was known last";
+let stamp = null, heard = 0, busy = false, again = false, refused = "";
 
 async function renew() {
   if (busy) { again = true; return; }
   busy = true;
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(SILENT_MS) });
     refused = answer.redirected ? "you are logged out; load this page again, it shows what was known last"
       : answer.ok ? "" : `the console refuses (${answer.status}); this page shows what was known last`;
-    status.textContent = refused || "live";
+    tell(refused);
     if (refused) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
@@ -44,6 +54,9 @@ async function renew() {
       if (place) [...imported.querySelectorAll("a, button, summary")].find(one => (one.getAttribute("href") || one.id) === place)?.focus();
     }
     times();
+  } catch {
+    tell(AWAY);
+    stamp = null;  // once more with the next word
   } finally {
     busy = false;
     if (again) { again = false; renew(); }
@@ -52,23 +65,32 @@ async function renew() {
 
 // A browser keeps six connections to one address: only the page that is looked at holds one.
 let source = null;
+function hush() { source?.close(); source = stamp = null; }
 function listen() {
-  if (document.hidden) { source?.close(); source = null; return; }
+  if (document.hidden) return hush();
   if (source) return;
   source = new EventSource("/live");
+  heard = performance.now();
   source.onmessage = event => {
-    if (refused || (stamp !== null && stamp !== event.data)) renew();
-    else status.textContent = "live";
+    heard = performance.now();
+    if (refused || stamp !== event.data) renew();  // with the first word too: the page may be old, or the console new
+    else tell("");
     stamp = event.data;
   };
   source.onerror = () => {
-    status.textContent = "the console doesn't answer; this page shows what was known last";
+    tell(AWAY);
+    stamp = null;
     if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
   };
 }
 
+function watch() {
+  times();
+  if (source && performance.now() - heard > SILENT_MS) { tell(AWAY); hush(); listen(); }
+}
+
 times();
-setInterval(times, 1000);
+setInterval(watch, 1000);
 if (document.querySelector("[data-live]")) {
   document.addEventListener("visibilitychange", listen);
   listen();

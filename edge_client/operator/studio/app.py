@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -45,27 +45,33 @@ _BETWEEN = b"--frame\r\n"
 log = EventLogger("studio")
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """What a page posts: which frame."""
+class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a page posts: which frame, of which start of the client."""
 
     camera: str
     frame: int
+    session: str = ""
 
 
-class SaidClass(Said, forbid_unknown_fields=True):
+class SaidClass(Said, forbid_unknown_fields=True, kw_only=True):
     """And what its object is."""
 
     class_name: str = msgspec.field(name="class")
 
 
-class SaidBoxes(Said, forbid_unknown_fields=True):
+class SaidBoxes(Said, forbid_unknown_fields=True, kw_only=True):
     """And all that is to be seen in it; none says that there is nothing."""
 
     boxes: list[BoxBody]
 
 
+_Said = TypeVar("_Said", bound=Said)
+
+
 class Studied(Protocol):
     """What the pages show: a ``Studio``, or one on another machine. All but ``newest`` may wait, and refuse."""
+
+    session: str
 
     def state(self) -> dict[str, Any]: ...
 
@@ -165,19 +171,25 @@ class Pages:
         finally:
             self._num_live -= 1
 
+    def _said(self, body: bytes, kind: type[_Said]) -> _Said:
+        said = msgspec.json.decode(body, type=kind)
+        if said.session not in {"", self._studio.session}:
+            raise FeedbackRefused("the device was restarted since this frame was shown; nothing was learned of it")
+        return said
+
     def _label(self, body: bytes) -> str:
-        said = msgspec.json.decode(body, type=SaidClass)
+        said = self._said(body, SaidClass)
         self._studio.label(said.camera, said.frame, said.class_name)
         return f"learned: {said.class_name}"
 
     def _boxes(self, body: bytes) -> str:
-        said = msgspec.json.decode(body, type=SaidBoxes)
+        said = self._said(body, SaidBoxes)
         boxes = [NamedBox(one.class_name, one.box) for one in said.boxes]
         self._studio.label_boxes(said.camera, said.frame, boxes)
         return f"learned: {boxes_said(len(boxes))}"
 
     def _skip(self, body: bytes) -> str:
-        said = msgspec.json.decode(body, type=Said)
+        said = self._said(body, Said)
         self._studio.skip(said.camera, said.frame)
         return "skipped"
 

@@ -55,7 +55,7 @@ class RemoteStudio:
         self._voices: Voices | None = None
         self._waiting: dict[int, queue.Queue[Answer]] = {}
         self._changing = threading.Lock()
-        self._device_session = ""
+        self.session = self._device_session = ""
         self._newest: dict[str, int] = {}
         self._problem = ""
         key = _pinned(self._pin)
@@ -81,7 +81,7 @@ class RemoteStudio:
             self._newest = {str(one["name"]): int(one["frame"]) for one in found["cameras"]}
         except (*UNREADABLE, KeyError, TypeError, OverflowError) as error:
             raise FeedbackRefused(f"device {self._client!r} says what can't be read; update it, or this") from error
-        self._device_session = answer.session
+        self.session, self._device_session = str(found.get("session", "")), answer.session
         return {**found, "remote": True}
 
     def label(self, camera: str, frame_id: int, class_name: str) -> None:

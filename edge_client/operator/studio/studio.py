@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ class Studio:
         learn: takes a label and the frame that it is about; raises FeedbackRefused.
         keep_s: seconds that frames wait, and can be labelled.
         clock: ``time.monotonic``.
+
+    Attributes:
+        session: tells this start of the client from others, whose frames have the same numbers.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Studio:
         keep_s: float,
         clock: Callable[[], float],
     ) -> None:
+        self.session = secrets.token_hex(8)
         self._known = known
         self._learn = learn
         self._clock = clock
@@ -88,6 +93,7 @@ class Studio:
         names, waiting = known.class_names, self._frames.unsure_first(now)
         progress = known.labels
         return {
+            "session": self.session,
             "client": known.client,
             "classes": list(names),
             "max_boxes": known.max_boxes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,9 +95,9 @@ class WaitingFrames:
             self._drop(key)
 
     def put_back(self, frame: Waiting, now: float) -> None:
-        """Its label was taken back; it waits again, for what is left of its time."""
+        """Its label was taken back; it waits again, before all others, for what is left of its time."""
         with self._changing:
-            self._add(frame)
+            self._add(replace(frame, confidence=-1.0))
             self._forget(now)
 
     def _add(self, frame: Waiting) -> None:

@@ -5,7 +5,7 @@ const KEYS = "1234567890";
 const REACTION_MS = 700, ENOUGH_S = 3;
 let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false, swapped = -REACTION_MS;
 
-const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame })}`;
+const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame, session: now.session || "" })}`;
 const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
 const isThere = () => Boolean(shown && at("frozen").complete && at("frozen").naturalWidth);
 // Whether what is done now is meant for the frame that is shown: not before its picture came, nor right after it took the place of one that was too old.
@@ -161,6 +161,10 @@ async function look() {
       isAway = true;
       return say(found.error, true);
     }
+    if (now && found.session !== now.session) { // restarted: its frames have the numbers of others
+      shown = sent = null;
+      at("cameras").replaceChildren();
+    }
     now = found;
     if (isAway) say("");
     isAway = false;
@@ -178,6 +182,7 @@ async function post(path, body) {
     const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const found = await answer.json();
     say(found.error || found.said, !answer.ok);
+    if (answer.ok && path === "/api/undo") shown = null; // what was taken back comes first, in place of what came after it
     await look();
   } catch {
     say("The device doesn't answer; nothing was labelled.", true);
@@ -186,7 +191,7 @@ async function post(path, body) {
   }
 }
 
-const ask = (path, more) => shown && post(path, { camera: shown.camera, frame: shown.frame, ...more });
+const ask = (path, more) => shown && post(path, { camera: shown.camera, frame: shown.frame, session: now.session || "", ...more });
 const choose = (name) => findsBoxes() ? (editor.rename(name), drawEditor(editor)) : isSeen() && ask("/api/label", { class: name });
 const skip = () => ask("/api/skip", {});
 const undo = () => (findsBoxes() && editor.undo()) || (now && now.undo && post("/api/undo", {}));

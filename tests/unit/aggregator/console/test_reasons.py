@@ -76,10 +76,12 @@ def test_what_keeps_the_aggregator_is_in_its_metrics_and_on_every_page(folder: P
     app, registry = shown(folder, replace(VIEW, waits=(Wait(why, text),)))
     assert registry.get_sample_value("replayfleet_waits", {"reason": why.value}) == 1
     for page in ("/", "/round", "/methods", "/journal"):
-        # whom a round waits for is its headline
-        assert (text[1:] if why is not Why.UPLOAD else "Round 3 waits for" if page in {"/", "/round"} else "") in ask(
-            app, page
-        ).text, page
+        found = ask(app, page).text
+        if why not in {Why.UPLOAD, Why.AGGREGATION}:
+            assert text[1:] in found, page
+        elif page in {"/", "/round"}:
+            assert "Round 3 waits for" in found, "whom a round waits for is its headline, and that it is aggregated"
+            assert text[1:] not in found
 
 
 def test_a_clients_page_says_in_which_precision_it_serves(folder: Path) -> None:

@@ -92,7 +92,7 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
         ),
         ({"at_least": 3, "quorum": 3, "num_trainers": 2}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "members that train: 2"),
         (
-            {"is_open": False, "round": 3, "num_uploads": 2},
+            {"is_open": False, "aggregates": True, "round": 3, "num_uploads": 2},
             [Why.AGGREGATION],
             "round 3 is being aggregated from 2 uploads",
         ),
@@ -109,4 +109,5 @@ def test_an_aggregator_says_what_keeps_it(facts: dict[str, Any], why: list[Why],
 
 
 def test_an_aggregator_whose_round_is_over_has_nothing_to_say() -> None:
+    assert fleet_waits(Facts(is_open=False)) == ()
     assert fleet_waits(Facts(num_uploads=1)) == ()

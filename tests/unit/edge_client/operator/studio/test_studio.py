@@ -144,7 +144,7 @@ def test_labels_are_taken_back_newest_first_until_their_round_begins(client: Cli
     studio.label("front", 2, "<b>dog")
     assert studio.undo() == "<b>dog"
     assert client.collector.progress().num_samples == client.collector.progress().num_pictures == 1
-    assert [one["frame"] for one in studio.state()["waiting"]] == [2, 0]
+    assert [one["frame"] for one in studio.state()["waiting"]] == [2, 0], "what was taken back comes first"
     studio.label("front", 0, "cat")
     assert client.collector.round_samples(0) is not None
     with pytest.raises(FeedbackRefused, match="in a round already"):
@@ -164,6 +164,17 @@ def test_a_label_that_another_word_replaced_is_said_to_be_so_and_those_before_it
     with pytest.raises(FeedbackRefused, match="another word about its frame"):
         studio.undo()
     assert studio.undo() == "cat"
+
+
+def test_a_label_for_a_frame_of_before_a_restart_isnt_given_to_the_one_with_its_number(
+    client: Client, asked: Callable[..., tuple[int, str]]
+) -> None:
+    session = json.loads(asked("/api/state")[1])["session"]
+    about = {"camera": "front", "frame": 1, "class": "cat"}
+    status, said = asked("/api/label", about | {"session": "another"}, **OURS)
+    assert (status, "was restarted since" in said) == (422, True)
+    assert not client.learned
+    assert asked("/api/label", about | {"session": session}, **OURS)[0] == 200
 
 
 def test_two_who_label_a_frame_at_once_label_it_once(client: Client, studio: Studio) -> None:
