@@ -70,7 +70,7 @@ def this_command() -> list[str]:
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return ["python", "-m", f"replayfleet.scripts.{program.parent.name}", *sys.argv[1:]]
-    return [program.name, *sys.argv[1:]]
+    return [*program.name.split(), *sys.argv[1:]]  # "replayfleet demo" are two words
 
 
 def _interrupt(*_: object) -> None:

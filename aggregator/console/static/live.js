@@ -29,6 +29,7 @@ function times() {
 }
 
 const AWAY = "the console doesn't answer; this page shows what was known last";
+const LOGGED_OUT = "you are logged out; load this page again, it shows what was known last";
 let stamp = null, heard = 0, busy = false, again = false, refused = "";
 
 async function renew() {
@@ -36,11 +37,12 @@ async function renew() {
   busy = true;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(SILENT_MS) });
-    refused = answer.redirected ? "you are logged out; load this page again, it shows what was known last"
+    refused = answer.redirected ? LOGGED_OUT
       : answer.ok ? "" : `the console refuses (${answer.status}); this page shows what was known last`;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!refused && document.querySelector("form.who") && !fresh.querySelector("form.who")) refused = LOGGED_OUT;
     tell(refused);
     if (refused) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
       if (!next || next.isEqualNode(part)) continue;

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from replayfleet.scripts.launch.command import this_command
+
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -28,3 +30,8 @@ def test_help_is_all_that_it_does(
     assert not ended.value.code
     assert capsys.readouterr().out.lower().startswith("usage: ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_a_report_shows_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["replayfleet demo", "--fast"])  # as the program names itself
+    assert this_command() == ["replayfleet", "demo", "--fast"]
