@@ -254,6 +254,8 @@ def _work(raws: Sequence[Raw]) -> list[str]:
     aggregation = share * sum(record.aggregate_cpu_s for raw in raws for record in raw.rounds) / 60
     total = sum(minutes(part) for part in {part for client in everyone for part in client.cpu_s}) + aggregation
     steps = share * sum(sum(client.sample_steps.values()) for client in everyone) / 1e6
+    if not steps:  # a method that doesn't part its training, as FedCIL's network is both
+        return [f"{total:.1f}", f"- / - / {aggregation:.1f}", "-"]
     parts = f"{minutes('task model'):.1f} / {minutes('sub-generators'):.1f} / {aggregation:.1f}"
     return [f"{total:.1f}", parts, f"{steps:.2f}"]
 
