@@ -142,7 +142,9 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
     elif facts.aggregates:
         text = f"round {facts.round} is being aggregated from {count_of(facts.num_uploads, 'upload')}"
-        rest = [Wait(Why.AGGREGATION, f"{text}; if that lasts far longer than before, restart it: none is lost")]
+        rest = [
+            Wait(Why.AGGREGATION, f"{text}; if that lasts far longer than before, restart the aggregator: none is lost")
+        ]
     else:
         rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
     if facts.failure and not facts.standby:

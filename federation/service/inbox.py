@@ -31,7 +31,8 @@ NUM_STRANGER_LANES = 16
 STRANGERS = "unknown clients"
 _STRANGER = "?"  # no client's id begins so
 _SHARED = (_STRANGER, EVERYBODY)
-_FEEDBACK = "/feedback"
+FEEDBACK_LANE = "/feedback"
+"""How the name of a lane of feedback ends."""
 
 
 class Rate(NamedTuple):
@@ -194,12 +195,12 @@ class FairInbox:
     def _lane_of(self, topic: str) -> str:
         match topic.split("/", 5):
             case [_, _, _, "clients", client, rest]:
-                lane = client + _FEEDBACK if rest == "feedback" else client
+                lane = client + FEEDBACK_LANE if rest == "feedback" else client
                 return lane if client in self._members else f"{_STRANGER}{hash(client) % NUM_STRANGER_LANES}"
         return EVERYBODY
 
     def _stays(self, name: str) -> bool:
-        return name.removesuffix(_FEEDBACK) in self._members or name.startswith(_SHARED)
+        return name.removesuffix(FEEDBACK_LANE) in self._members or name.startswith(_SHARED)
 
     def _has_work_left(self, name: str, now: float) -> bool:
         bucket = self._worked.get(name)
@@ -207,16 +208,10 @@ class FairInbox:
 
     def _admits(self, name: str, payload: bytes, now: float) -> bool:
         kind = is_block(payload)
-        rate = self._rate_of(name, kind)
+        others = FEEDBACK if name.endswith(FEEDBACK_LANE) else self._messages
+        rate = self._blocks if kind else self._newcomers if name.startswith(_STRANGER) else others
         bucket = self._buckets.setdefault((name, kind), TokenBucket(rate.per_s, rate.burst))
         return bucket.take(len(payload) + rate.overhead, now)
-
-    def _rate_of(self, name: str, is_block: bool) -> Rate:
-        if is_block:
-            return self._blocks
-        if name.startswith(_STRANGER):
-            return self._newcomers
-        return FEEDBACK if name.endswith(_FEEDBACK) else self._messages
 
     def _next(self) -> Message:
         """Deficit round robin (Shreedhar and Varghese 1995): who must wait saves its share for its next turn."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.disk import Disk
-from replayfleet.federation.service.inbox import FairInbox, Message, Work
+from replayfleet.federation.service.inbox import FEEDBACK_LANE, FairInbox, Message, Work
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import Subscriptions
@@ -223,8 +223,9 @@ class Loop:
         if self._dropped and now - self._told_at >= TELL_EVERY_S:
             self._told_at, dropped, self._dropped = now, self._dropped, Counter()
             for sender, count in dropped.most_common(MAX_TOLD):
-                mattered = "send them again, slower" if sender.endswith("/feedback") else "what mattered is repeated"
-                log.warning("too many messages", client=sender, dropped=count, next=mattered)
+                is_lost = sender.endswith(FEEDBACK_LANE)
+                then = "send them again, slower" if is_lost else "what mattered is repeated"
+                log.warning("too many messages", client=sender, dropped=count, next=then)
 
     def _receive(self, topic: str, payload: bytes) -> None:
         """Called on a network thread: only enqueue."""

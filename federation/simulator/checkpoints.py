@@ -28,9 +28,6 @@ _PARTS = "parts.json"
 """Which processes made the run: one, or one more for every time that it was resumed."""
 
 
-_SAME = "resume with the same options"
-
-
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything that the next round needs, beside the blobs.
 
@@ -181,16 +178,20 @@ class Checkpoints:
                 "would not fit together. Take the code of then, or begin anew with --overwrite or another --out"
             )
         if differs:
-            how = _resumed_by(earlier.get("settings"), run.get("settings", {})) if "settings." in differs else _SAME
-            raise SettingsError(f"{self._folder} holds another run: {differs}; {how}, or choose another --out")
+            how = "the same options"
+            if differs.startswith("settings."):
+                how = _options_of(earlier["settings"], run["settings"])
+            raise SettingsError(
+                f"{self._folder} holds another run: {differs}; resume with {how}, or choose another --out"
+            )
 
 
-def _resumed_by(was: Any, now: Mapping[str, Any]) -> str:
-    """Return how a run with other settings is resumed: one that it lacks had the value of before there was it."""
+def _options_of(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return with what a run that has other settings is resumed; one that it lacks was as before there was one."""
     was, now = {**LATER_SETTINGS, **was}, {**LATER_SETTINGS, **now}
     if now.keys() - was.keys():
-        return "resume with the version that began it"
-    return " ".join(["resume with", *(f"--set {name}={was[name]}" for name in sorted(now) if was[name] != now[name])])
+        return "the version that began it"
+    return " ".join(f"--set {name}={was[name]}" for name in sorted(now) if was[name] != now[name])
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -70,6 +71,7 @@ class Yard:
             self.session.publish(FROM_DEVICE, self.own.seal(FROM_DEVICE, frame))
 
         key = self.operator.public_key
+        self.device.studio.session = secrets.token_hex(8)  # as each start of a device makes one
         return SharedStudio(self.device.studio, key, self.own, TO_DEVICE, answer, lambda: self.max_bytes)
 
     def studio(self, signer: Signer | None = None, answer_s: float = 20.0) -> RemoteStudio:

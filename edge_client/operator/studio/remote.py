@@ -55,7 +55,7 @@ class RemoteStudio:
         self._voices: Voices | None = None
         self._waiting: dict[int, queue.Queue[Answer]] = {}
         self._changing = threading.Lock()
-        self.session = self._device_session = ""
+        self.session = ""
         self._newest: dict[str, int] = {}
         self._problem = ""
         key = _pinned(self._pin)
@@ -81,8 +81,8 @@ class RemoteStudio:
             self._newest = {str(one["name"]): int(one["frame"]) for one in found["cameras"]}
         except (*UNREADABLE, KeyError, TypeError, OverflowError) as error:
             raise FeedbackRefused(f"device {self._client!r} says what can't be read; update it, or this") from error
-        self.session, self._device_session = str(found.get("session", "")), answer.session
-        return {**found, "remote": True}
+        self.session = answer.session
+        return {**found, "session": self.session, "remote": True}
 
     def label(self, camera: str, frame_id: int, class_name: str) -> None:
         """Have the device learn what the object of a waiting frame is; raises FeedbackRefused."""
@@ -122,7 +122,7 @@ class RemoteStudio:
             FeedbackRefused: There is none, or the device refuses.
         """
         number = secrets.randbits(53)
-        question = msgspec.json.encode(Question(number, act, self._device_session, **about))
+        question = msgspec.json.encode(Question(number, act, self.session, **about))
         try:
             decode_question(question)
         except MalformedMessage as error:  # the device would not answer that

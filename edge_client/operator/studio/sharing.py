@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +100,7 @@ class SharedStudio:
         answer: Callable[[bytes], None],
         max_bytes: Callable[[], int],
     ) -> None:
-        self.session = secrets.token_hex(8)
+        self.session = studio.session
         self._studio = studio
         self._voices = Voices(own, OneVoice(key, "feedback", "that of --remote-operator"))
         self._topic = topic
