@@ -100,7 +100,6 @@ class SharedStudio:
         answer: Callable[[bytes], None],
         max_bytes: Callable[[], int],
     ) -> None:
-        self.session = studio.session
         self._studio = studio
         self._voices = Voices(own, OneVoice(key, "feedback", "that of --remote-operator"))
         self._topic = topic
@@ -138,25 +137,25 @@ class SharedStudio:
             try:
                 found = self._found(question)
             except FeedbackRefused as refused:
-                found = Answer(question.id, self.session, error=str(refused)[:1000])
+                found = Answer(question.id, self._studio.session, error=str(refused)[:1000])
             except Exception:  # root of a thread
                 log.exception("studio's question failed", act=question.act)
-                found = Answer(question.id, self.session, error="this failed on the device; its log says why")
+                found = Answer(question.id, self._studio.session, error="this failed on the device; its log says why")
             self._answer(msgspec.msgpack.encode(found))
 
     def _found(self, question: Question) -> Answer:
         studio, said = self._studio, ""
-        if question.act != "state" and question.session != self.session:  # a recorded one may be said again
+        if question.act != "state" and question.session != self._studio.session:  # a recorded one may be said again
             raise FeedbackRefused("the device was restarted since this frame was shown; nothing was learned of it")
         match question.act:
             case "state":
-                return Answer(question.id, self.session, state=msgspec.json.encode(studio.state()))
+                return Answer(question.id, self._studio.session, state=msgspec.json.encode(studio.state()))
             case "frame":
                 picture = studio.frozen(question.camera, question.frame, self._room())
-                return Answer(question.id, self.session, picture=picture or b"")
+                return Answer(question.id, self._studio.session, picture=picture or b"")
             case "newest":
                 newest = studio.newest(question.camera, self._room())
-                return Answer(question.id, self.session, picture=b"" if newest is None else newest[1]())
+                return Answer(question.id, self._studio.session, picture=b"" if newest is None else newest[1]())
             case "label":
                 studio.label(question.camera, question.frame, question.class_name)
             case "boxes":
@@ -167,7 +166,7 @@ class SharedStudio:
             case "undo":
                 said = studio.undo()
         log.info("remote operator", act=question.act, camera=question.camera, frame=question.frame)
-        return Answer(question.id, self.session, said=said[:300])
+        return Answer(question.id, self._studio.session, said=said[:300])
 
     def _room(self) -> int:
         """Bytes that a picture may have."""
