@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import math
+import re
 import secrets
 from collections import deque
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from replayfleet.aggregator.console.facts import Fleet
-from replayfleet.aggregator.console.views import Pages
+from replayfleet.aggregator.console.views import BUTTONS, Pages
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import (
@@ -38,6 +39,8 @@ from replayfleet.federation.wire.protocol.limits import check
 
 MAX_BODY_BYTES = 16 * 1024
 _STATUS = {MalformedMessage: 400, VerbRefused: 409, ConnectionError: 503}
+_OWN = re.compile(r"/(?!do\b|login\b|logout\b)([!-.0-\[\]-~][!-\[\]-~]*)?")
+"""A path, and no host: not two slashes, and no backslash, which browsers take for one."""
 _FIELDS = ("verb", "client", "because", "to", "by_s")
 
 
@@ -76,15 +79,16 @@ class Operating:
 
     async def _login(self, request: Request) -> Response:
         now = who_asks(request).now
+        facts = {"title": "Log in", "wrong": "", "possible": self._access.has_tokens}
         if request.method == "GET":
-            return self._page("login.html", {"title": "Log in", "wrong": "", "possible": self._access.has_tokens})
+            return self._page("login.html", {**facts, "to": request.query_params.get("to", "")})
         form = await _form(request)
         address = request.client.host if request.client else ""
         somebody = self._access.by_token(form.get("token", "")) if self._access.may_try(address, now) else None
         if somebody is None:
             wrong = "This is no valid token, or too many were tried; wait ten seconds and look again."
-            return self._page("login.html", {"title": "Log in", "wrong": wrong, "possible": True}, 403)
-        answer = RedirectResponse("/", 303)
+            return self._page("login.html", {**facts, "wrong": wrong, "to": form.get("to", "")}, 403)
+        answer = RedirectResponse(_own(form.get("to", "")), 303)
         answer.set_cookie(
             COOKIE, self._access.begin(somebody, now), httponly=True, samesite="strict", secure=self._secure, path="/"
         )
@@ -182,7 +186,7 @@ def _verb_of(fields: Mapping[str, str]) -> Verb:
 def _asked(verb: Verb, fields: Mapping[str, str], somebody: Somebody, **said: object) -> dict[str, object]:
     """Return what the page that asks shows: the ``plan``, or what was ``wrong`` with what was typed."""
     return {
-        "title": " ".join(reversed(name_of(verb).split())).capitalize(),  # round open: Open round
+        "title": BUTTONS[name_of(verb)].removesuffix(" its model"),  # whose follows
         "verb": name_of(verb), "whom": _whom(verb), "once": secrets.token_urlsafe(9),
         "fields": {name: value for name in _FIELDS if (value := fields.get(name))},
         "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb), **said,
@@ -211,12 +215,20 @@ def _page_of(verb: Verb) -> str:
 def _way_on(request: Request, error: Exception) -> dict[str, object]:
     """Return what a problem's page leads to: where something can be done about it."""
     somebody, about = who_asks(request).somebody, "/"
+    form = getattr(request.state, "form", request.query_params)
     if isinstance(error, Refused) and not somebody.may_operate:
-        return {"somebody": somebody, "back": "/login", "back_name": "Log in"}
+        wanted = {name: form[name] for name in _FIELDS if form.get(name)}
+        back = f"/login?{urlencode({'to': f'/ask?{urlencode(wanted)}'})}" if wanted else "/login"
+        return {"somebody": somebody, "back": back, "back_name": "Log in"}
     with contextlib.suppress(MalformedMessage):
-        about = _page_of(_verb_of(getattr(request.state, "form", request.query_params)))
+        about = _page_of(_verb_of(form))
     name = {"/": "the fleet", "/round": "the round"}.get(about, about.rpartition("/")[2])
     return {"somebody": somebody, "back": about, "back_name": f"To {name}"}
+
+
+def _own(address: str) -> str:
+    """Return an address of this console that a browser can be led to; its first page for any other."""
+    return address if _OWN.fullmatch(address) else "/"
 
 
 def _json_of(fleet: Fleet) -> object:

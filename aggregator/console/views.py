@@ -38,11 +38,11 @@ _SHOWN = {
 }
 BUTTONS = {
     "exclude": "Exclude",
-    "readmit": "Bring it back",
+    "readmit": "Readmit",
     "rollback": "Roll back its model",
     "round open": "Begin the round now",
     "round close": "Close the round now",
-    "round extend": "Give it more time",
+    "round extend": "Extend the round",
     "pause": "Pause",
     "drain": "Pause after this round",
     "resume": "Resume",
@@ -135,7 +135,7 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "title": "Fleet",
         "headline": headline(fleet),
         "tiles": (
-            ("Clients online", f"{online} of {len(fleet.members)}", ""),
+            ("Clients online", f"{online if fleet.is_live else words.UNKNOWN} of {len(fleet.members)}", ""),
             ("Mean accuracy", words.percent(fleet.accuracy), ""),
             ("Rounds done", str(fleet.round), ""),
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),

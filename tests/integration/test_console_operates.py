@@ -144,7 +144,7 @@ def test_what_would_be_refused_is_not_offered(tmp_path: Path) -> None:
         assert "Roll back its model<small>nothing earlier of it is kept" in anna.get("/clients/cam-1").text
         anna.confirm(anna.get("/ask?verb=exclude&client=cam-1"))
         text = anna.get("/clients/cam-1").text
-        assert re.findall(r'href="/ask\?verb=(\w+)[^"]*">B', text) == ["readmit"]
+        assert re.findall(r'href="/ask\?verb=(\w+)[^"]*">Readmit', text) == ["readmit"]
         assert "it is excluded, and gets no models" in text
 
 
@@ -158,7 +158,29 @@ def test_a_problem_leads_to_where_something_can_be_done(fleet: TinyFleet) -> Non
         assert leads_to in anna.get(f"/ask?verb={verb}").text
     form = {"verb": "readmit", "client": "cam-1", "secret": anna.secret(anna.get("/"))}
     assert 'href="/clients/cam-1">To cam-1<' in anna.send("/do", **form).text
-    assert 'href="/login">Log in<' in Browser(fleet.tmp_path, "viewer").get("/ask?verb=pause").text
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_who_was_logged_out_comes_back_to_what_was_to_be_done(fleet: TinyFleet, locked: bool) -> None:
+    nobody, asked = Browser(fleet.tmp_path, locked=locked), "/ask?verb=exclude&client=cam-1"
+    token = add_token(fleet.tmp_path / "tokens.toml", "ben", "operator")
+    form, headers = b"verb=exclude&client=cam-1", {"origin": OURS, "referer": f"{OURS}{asked}"}
+    for said in (nobody.get(asked), ask(nobody.app, "/do", "POST", body=form, **headers)):
+        found = re.search(r'href="(/login[^"]*)">Log in<', said.text)
+        way = html.unescape(found[1]) if found else said.headers["location"]
+        to = re.search(r'name="to" value="([^"]*)"', nobody.get(way).text)
+        assert to is not None
+        said = nobody.send("/login", token=token, to=html.unescape(to[1]))
+        assert (said.status, said.headers["location"]) == (303, asked)
+
+
+@pytest.mark.parametrize(
+    "to",
+    ["", "x", "//evil.example", "/\\evil.example", "https://evil.example", "/do", "/login?to=/", "/a b", "/a\r\nb"],
+)
+def test_a_login_leads_to_no_other_host_and_to_nothing_that_is_done(fleet: TinyFleet, to: str) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    assert anna.send("/login", token=anna.token, to=to).headers["location"] == "/"
 
 
 def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: Path) -> None:
@@ -210,7 +232,7 @@ def test_where_reading_needs_a_token_nobody_else_sees_a_word(fleet: TinyFleet) -
     nobody = Browser(fleet.tmp_path, locked=True)
     for path in ("/", "/round", "/journal", "/clients/cam-3", "/ask?verb=pause"):
         said = nobody.get(path)
-        assert (said.status, said.headers["location"], said.body) == (303, "/login", b"")
+        assert (said.status, said.headers["location"], said.body) == (303, f"/login?{urlencode({'to': path})}", b"")
     for path in ("/live", "/api/fleet"):
         assert nobody.get(path).status == 401
     assert ask(nobody.app, "/login", authorization="Bearer x").status == 401

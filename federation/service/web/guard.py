@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -88,7 +89,7 @@ class Guard:
         if refusal is None:
             somebody = self._somebody(scope, now)
             scope[_ASKING] = Asking(somebody or NOBODY, now)
-            refusal = self._locked(scope["path"], somebody)
+            refusal = self._locked(scope, somebody)
         await (self._app if refusal is None else refusal)(scope, receive, with_headers)
 
     def _somebody(self, scope: Scope, now: float) -> Somebody | None:
@@ -99,14 +100,19 @@ class Guard:
             return access.by_token(token.strip()) if kind.lower() == "bearer" else None
         return access.by_cookie(Request(scope).cookies.get(COOKIE, ""), now)
 
-    def _locked(self, path: str, somebody: Somebody | None) -> Response | None:
+    def _locked(self, scope: Scope, somebody: Somebody | None) -> Response | None:
+        path = scope["path"]
         if somebody is not None and (somebody.role or not self._rules.access.reading_needs_token or path in _OPEN):
             return None
         if somebody is None or path.startswith(("/api/", "/live")):
             return PlainTextResponse(
                 "a token is needed: Authorization: Bearer TOKEN\n", 401, {"WWW-Authenticate": "Bearer"}
             )
-        return RedirectResponse("/login", 303)
+        # A form that was sent too late is asked for again by the page that it stood on.
+        meant = urlsplit(
+            str(Request(scope).url) if scope["method"] == "GET" else Headers(scope=scope).get("referer", "")
+        )
+        return RedirectResponse(f"/login?{urlencode({'to': meant._replace(scheme='', netloc='').geturl()})}", 303)
 
     def _refusal(self, scope: Scope, now: float) -> PlainTextResponse | None:
         host = host_of(Headers(scope=scope).get("host", ""))
