@@ -4,6 +4,7 @@ const at = (id) => document.getElementById(id);
 const KEYS = "1234567890";
 const REACTION_MS = 700, ENOUGH_S = 3;
 let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false, swapped = -REACTION_MS;
+let asked = 0, answered = 0, undone = Infinity; // numbers of looks: the newest sent, the newest drawn, the first that knows of an undo
 
 const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame, session: now.session || "" })}`;
 const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
@@ -155,8 +156,11 @@ function draw() {
 }
 
 async function look() {
+  const number = ++asked;
   try {
     const answer = await fetch("/api/state"), found = await answer.json();
+    if (number < answered) return; // what was asked later came first
+    answered = number;
     if (!answer.ok) {
       isAway = true;
       return say(found.error, true);
@@ -164,6 +168,10 @@ async function look() {
     if (now && found.session !== now.session) { // restarted: its frames have the numbers of others
       shown = sent = null;
       at("cameras").replaceChildren();
+    }
+    if (number >= undone) { // what was taken back comes first, in place of what came after it
+      shown = null;
+      undone = Infinity;
     }
     now = found;
     if (isAway) say("");
@@ -182,7 +190,7 @@ async function post(path, body) {
     const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const found = await answer.json();
     say(found.error || found.said, !answer.ok);
-    if (answer.ok && path === "/api/undo") shown = null; // what was taken back comes first, in place of what came after it
+    if (answer.ok && path === "/api/undo") undone = asked + 1;
     await look();
   } catch {
     say("The device doesn't answer; nothing was labelled.", true);
