@@ -135,7 +135,7 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "title": "Fleet",
         "headline": headline(fleet),
         "tiles": (
-            ("Clients online", f"{online if fleet.is_live else words.UNKNOWN} of {len(fleet.members)}", ""),
+            ("Clients online", f"{online} of {len(fleet.members)}" if fleet.is_live else "not known", ""),
             ("Mean accuracy", words.percent(fleet.accuracy), ""),
             ("Rounds done", str(fleet.round), ""),
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),

@@ -43,17 +43,24 @@ def address(folder: Path) -> Iterator[str]:
 
 def test_a_clients_page_shows_what_each_of_its_sub_generators_draws(folder: Path, address: str) -> None:
     client = CLIENTS[0]
-    page = urlopen(f"{address}/clients/{client}").read().decode()
-    places = re.findall(r'<img src="([^"]+)" alt="Ten samples of ([^"]+)"', page)
+
+    def asked_for() -> tuple[str, list[tuple[str, str]]]:
+        page = urlopen(f"{address}/clients/{client}").read().decode()
+        return page, re.findall(r'<img src="([^"]+)" alt="Ten samples of ([^"]+)"', page)
+
     known = held(folder)
+    page, places = asked_for()
+    assert len(places) == 1, "each takes one of a browser's connections for as long as all are drawn"
+    assert page.count("Not drawn yet.") == len(known.digests[client]) - 1
+    assert urlopen(address + places[0][0]).read().startswith(PNG)
+    page, places = asked_for()
     assert [html.unescape(name) for _, name in places] == [
         known.name(class_id) for class_id in sorted(known.digests[client])
     ]
     pictures = [urlopen(address + place).read() for place, _ in places]
     assert all(picture.startswith(PNG) for picture in pictures)
     assert len(set(pictures)) == len(pictures)
-    again = urlopen(f"{address}/clients/{client}").read().decode()
-    assert again.count(" recognised</small>") == len(places), "once drawn, the page says how many are recognised"
+    assert page.count(" recognised</small>") == len(places), "once drawn, the page says how many are recognised"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urlopen(f"{address}/samples/{client}/{'1' * 5000}.png")
     assert "digest" not in json.loads(urlopen(f"{address}/api/fleet").read())
