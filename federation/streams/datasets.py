@@ -6,6 +6,7 @@ Needs no torch, so a device without it can read them too. ``ALL_DATASETS`` knows
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -112,14 +113,14 @@ def load_dataset(
         sizes = " or ".join(str(side) for side in kind.image_sizes)
         raise SettingsError(f"data set {name} has images of {sizes} pixels, not {size}")
     own = _own_folders(data_root)
-    places = [*own, *kind.places, _cache()]
+    places = [*own, *kind.places, *_cache()]
 
     def parts() -> Parts | None:
         return next((found for place in places if (found := _read(name, kind, place, size)) is not None), None)
 
     found = parts()
-    if found is None and download and kind.download is not None:
-        kind.download(own[0] if own else _cache())
+    if found is None and download and kind.download is not None and (writable := [*own, *_cache()]):
+        kind.download(writable[0])
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
@@ -195,7 +196,7 @@ def load_any_dataset(
         return load_dataset(name, data_root=data_root, image_size=image_size, download=download)
     if image_size is not None:
         raise SettingsError(f"data set {name} has pictures of one size of its own; leave --image-size out")
-    places = [*_own_folders(data_root), _cache()]
+    places = [*_own_folders(data_root), *_cache()]
     for place in places:
         found = BOX_DATASETS[name](place)
         if found is not None:
@@ -233,7 +234,7 @@ def task_for(name: str) -> TaskSpec:
 
 
 def _not_found(name: str, places: Sequence[Path], how_to_get: str) -> SettingsError:
-    looked = ", ".join(str(place) for place in places)
+    looked = ", ".join(str(place) for place in places) or "no folder"
     return SettingsError(f"data set {name} not found (looked in {looked}); {how_to_get}")
 
 
@@ -266,8 +267,11 @@ def _own_folders(data_root: Path | None) -> list[Path]:
     return folders
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replayfleet" / "data"
+def _cache() -> list[Path]:
+    """Where downloads go that nobody named a folder for; nowhere for a user without a home, as in a container."""
+    with contextlib.suppress(RuntimeError):
+        return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replayfleet" / "data"]
+    return []
 
 
 def _idx(name: str, places: Sequence[str], **how: Any) -> Reader:

@@ -6,7 +6,6 @@ Both listen on this machine only, keep nothing on disk and end with the process 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import os
 import re
@@ -197,7 +196,7 @@ def _embedded(port: int | None) -> Iterator[BrokerHandle]:
     except ImportError:
         raise SettingsError(
             "no MQTT broker: install mosquitto (apt install mosquitto), or pip install 'replayfleet[broker]'; looked "
-            f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as {getpass.getuser()}; "
+            f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as user {os.getuid()}; "
             "`aggregator serve --broker URL` takes one that runs"
         ) from None
     broker = EmbeddedBroker(_check_free(port) if port is not None else 0)

@@ -123,6 +123,18 @@ def test_a_download_is_made_only_where_it_is_asked_for(tmp_path: Path, monkeypat
     assert fetched == [tmp_path / "cache" / "replayfleet" / "data"]
 
 
+def test_a_user_without_a_home_is_told_how_to_get_a_set(monkeypatch: pytest.MonkeyPatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(DATASETS["fashion-mnist"], download=pytest.fail))
+    for download in (False, True):
+        with pytest.raises(SettingsError, match="--data-root"):
+            load_dataset("fashion-mnist", download=download)
+
+
 def test_an_unknown_set_is_refused_with_the_nearest_name():
     with pytest.raises(SettingsError, match="did you mean 'cifar-10'"):
         load_dataset("cifar10")
