@@ -268,10 +268,14 @@ def _own_folders(data_root: Path | None) -> list[Path]:
 
 
 def _cache() -> list[Path]:
-    """Where downloads go that nobody named a folder for; nowhere for a user without a home, as in a container."""
-    with contextlib.suppress(RuntimeError):
-        return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replayfleet" / "data"]
-    return []
+    """Where downloads go that nobody named a folder for; nowhere for a user of a container who has no home."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replayfleet" / "data"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            cache.stat()
+    except (RuntimeError, PermissionError):
+        return []
+    return [cache]
 
 
 def _idx(name: str, places: Sequence[str], **how: Any) -> Reader:

@@ -123,12 +123,13 @@ def test_a_download_is_made_only_where_it_is_asked_for(tmp_path: Path, monkeypat
     assert fetched == [tmp_path / "cache" / "replayfleet" / "data"]
 
 
-def test_a_user_without_a_home_is_told_how_to_get_a_set(monkeypatch: pytest.MonkeyPatch):
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+@pytest.mark.parametrize("error", [RuntimeError("no home directory"), PermissionError(13, "/root is root's")])
+def test_a_user_without_a_home_is_told_how_to_get_a_set(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def home() -> Path:
+        raise error
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", home)
     monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(DATASETS["fashion-mnist"], download=pytest.fail))
     for download in (False, True):
         with pytest.raises(SettingsError, match="--data-root"):
