@@ -226,8 +226,11 @@ class Client:
         self._handle(self._parts.courier.tick(now), now)
         self._downloads.follow_slot()
         self._downloads.tell_held()
-        if self._data_again_at is not None and now >= self._data_again_at:
-            self._data_again_at = None
+        if self._data_again_at is not None and now >= self._data_again_at and self._reading_round is None:
+            if self.step is Step.WAIT_DATA:
+                self._read_round(self.round, now)  # it waits for them on, so that it can say since when
+            else:
+                self._data_again_at = None
         if self._parts.training.round is None and self._reading_round is None:
             self._downloads.collect_if_due()
         self._advance(now)
@@ -344,12 +347,13 @@ class Client:
     def _situation(self) -> Situation:
         agreed, base = self._agreed, self._base()
         in_work, sent_away = self._parts.training.round, self._downloads.sent_away
+        reading = self._reading_round if self._data_again_at is None else None
         return Situation(
             announcement=self._following.word,
             held=_place_under(agreed, self._downloads.held),
             coming=_place_under(agreed, self._downloads.coming),
             trained=self._trained,
-            training_round=in_work if in_work is not None else self._reading_round,
+            training_round=in_work if in_work is not None else reading,
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
             client_id=self._parts.client_id,
             trains=self._parts.compute.trains,
@@ -403,7 +407,7 @@ class Client:
             return source.samples.round_samples(round_index) if self.round == round_index else None
 
         def read(samples: Samples | None, now: float) -> None:
-            self._reading_round = None
+            self._reading_round = self._data_again_at = None
             if samples is not None and len(samples):
                 if not self._train(samples, base, now):
                     log.warning("samples not used", round=round_index, samples=len(samples), reason="asked for no more")

@@ -690,6 +690,16 @@ def test_a_source_without_samples_is_asked_again_later(made: Harness) -> None:
     assert made.hear(now=5.0) is Step.TRAINING
 
 
+def test_a_source_without_samples_lacks_them_also_while_it_is_asked_again(made: Harness) -> None:
+    made.source.samples = None
+    made.hear(announcement(0), offered(1))
+    for asked_at in (5.0, 10.0):
+        made.client.tick(asked_at)
+        assert made.outcomes, "it is asked"
+        assert made.client.step is Step.WAIT_DATA, "else this wait would begin anew each time, and never be told"
+        assert made.hear(now=asked_at) is Step.WAIT_DATA
+
+
 def test_an_announcement_of_another_task_takes_no_model_away_and_ends_nothing(made: Harness) -> None:
     made.hear(announcement(0), offered(1))
     made.trained(0, 2)
