@@ -62,7 +62,8 @@ class UploadDesk:
             return
         held = word.counts(self._manifest(commit).mark)
         if self._counts_in is not None and word.round <= self._counts_in and not held:
-            log.warning("upload lost by the aggregator", round=commit.round, next="it is offered again")
+            # lost with a store, taken out by an operator, or the broker kept a word from before it came
+            log.info("upload isn't named", round=commit.round, next="it is offered again")
             self._offered_to, self._not_before, self._counts_in = "", now, None
         if held:
             self._keep(commit, word.round)
