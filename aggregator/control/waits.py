@@ -29,6 +29,8 @@ PATIENCE: dict[Why, Patience] = COMMON_PATIENCE | {
     Why.AGGREGATION: Patience(60),  # with large fleets on a CPU it takes hours, and all is well
 }
 """Of the aggregator, in the order of importance."""
+_HINDERS_NOTHING = frozenset({Why.CLOCK_WRONG, Why.CERTIFICATE_ENDS})
+"""What a client says of itself that no round waits for."""
 
 
 def wait_of(  # what the store, the client and the network know of it
@@ -58,7 +60,10 @@ def wait_of(  # what the store, the client and the network know of it
         return wait or (_absent(standing, presence, other_device=other_device) if awaited else None)
     if presence.reason in {Why.EXCLUDED.value, Why.REVOKED.value}:  # its last word, from before it was taken in again
         return Wait(Why.MODELS, "it is admitted again, and hasn't been heard since")
-    return own_word(presence) or (_inside(standing, presence, version) if awaited else None)
+    own, inside = own_word(presence), _inside(standing, presence, version) if awaited else None
+    if own is not None and inside is not None and own.reason in _HINDERS_NOTHING:
+        return Wait(inside.reason, f"{inside.text}; {own.text}")
+    return own or inside
 
 
 def outside(standing: Standing) -> Wait | None:

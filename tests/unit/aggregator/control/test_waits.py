@@ -34,6 +34,8 @@ def presence(**changes: Any) -> Presence:
         (MEMBER, THERE, True, True, Why.UPLOAD, "training in progress"),
         (replace(MEMBER, confirmed_version=2), THERE, True, True, Why.MODELS, "version 3 of this round"),
         (MEMBER, presence(reason="too-few-labels", why=FEW), True, True, Why.TOO_FEW_LABELS, FEW),
+        (MEMBER, presence(reason="clock-wrong", why="it is late"), True, True, Why.UPLOAD, "in progress; it is late"),
+        (MEMBER, presence(reason="clock-wrong", why="it is late"), True, False, Why.CLOCK_WRONG, "it is late"),
         (MEMBER, presence(reason="rolled-back", why="it crashed"), True, False, Why.ROLLED_BACK, "it crashed"),
         (MEMBER, presence(reason="excluded", why="excluded"), True, False, Why.MODELS, "admitted again"),
         (MEMBER, presence(reason="<script>", why="x"), True, True, Why.UPLOAD, "training in progress"),
