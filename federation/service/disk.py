@@ -106,7 +106,9 @@ def in_words(number: int, room: Room, folder: Path) -> str:
     if room.gone:
         return f"data dir {folder} is gone; put it back, or start anew"
     if number in _FULL:
-        return f"disk full: {room.free_bytes >> 20} MB free of {room.total_bytes >> 20} MB"
+        plenty = room.free_bytes >= min(room.total_bytes // 2, ENOUGH_ROOM_BYTES) > 0
+        limit = ", so a quota or all inodes (`df -i`) are used up" if plenty else ""
+        return f"disk full: {room.free_bytes >> 20} MB free of {room.total_bytes >> 20} MB{limit}"
     if number == errno.EROFS:
         return f"disk of {folder} is read-only"
     return f"disk of {folder} fails ({errno.errorcode.get(number, number)})"

@@ -74,6 +74,9 @@ def test_it_says_what_is_wrong_and_what_waits(watched: Watched):
     watched.room = Room(12 << 20, 8000 << 20)
     assert watched.disk.takes(FULL)
     assert watched.disk.problem == "disk full: 12 MB free of 8000 MB; training waits"
+    watched.room = Room(4000 << 20, 8000 << 20)
+    assert watched.disk.takes(FULL)
+    assert "4000 MB free of 8000 MB, so a quota or all inodes (`df -i`) are used up; training" in watched.disk.problem
     assert watched.disk.takes(OSError(errno.EROFS, "Read-only"))
     assert "read-only; training waits" in watched.disk.problem
     assert watched.disk.takes(OSError(errno.EIO, "Input/output error"))
