@@ -286,6 +286,11 @@ class LabelProgress:
     num_answered: int = 0
     num_right: int = 0
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether a round can begin."""
+        return self.num_samples >= self.min_samples and self.num_pictures >= self.min_pictures
+
 
 @runtime_checkable
 class CountsLabels(Protocol):

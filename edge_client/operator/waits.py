@@ -187,7 +187,7 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
     elif facts.download_problem:
         version = f"version {spoken(facts.serving_version)} serves" if facts.serving_version >= 0 else "none serves"
         yield Wait(Why.MODELS, f"{version}, for no newer model does: {facts.download_problem}")
-    if facts.step is Step.WAIT_DATA:
+    if facts.step is Step.WAIT_DATA and not (facts.labels and facts.labels.is_enough):  # soon the source is asked
         yield Wait(Why.TOO_FEW_LABELS, _few_labels(facts.round, facts.labels))
 
 

@@ -125,6 +125,11 @@ def test_the_log_says_once_what_lasts_and_nothing_that_somebody_wanted() -> None
     assert [wait.reason for wait in memory.note(found, 912.0)] == [Why.TOO_FEW_LABELS], "it lasts anew"
 
 
+def test_a_device_that_has_enough_labels_asks_for_no_more_until_its_source_is_asked_again() -> None:
+    labels = LabelProgress(num_samples=40, min_samples=40, num_pictures=5, min_pictures=5)
+    assert not waits(Facts(member="cam-1", step=Step.WAIT_DATA, labels=labels))
+
+
 def test_what_the_broker_retained_says_nothing_about_the_clock() -> None:
     clock = FleetClock()
     clock.hear(1_000_000_000, 9000.0)  # read from disk
