@@ -134,6 +134,23 @@ def test_what_is_refused_on_the_device_is_told_in_its_words(boxes: list[NamedBox
     assert yard.device.learned() == []
 
 
+def test_what_a_device_that_was_away_did_not_answer_is_not_done_when_it_is_back(yard: Yard) -> None:
+    yard.session.clean = False  # the broker keeps what comes meanwhile
+    yard.device.see(1)
+    there = yard.studio()
+    there.state()
+    there.close()
+    hasty = yard.studio(answer_s=0.05)
+    hasty.session = there.session
+    yard.session.stop()
+    with pytest.raises(FeedbackRefused, match="doesn't answer"):
+        hasty.label_boxes("front", 1, [CAR])
+    hasty.close()
+    yard.session.start()
+    assert yard.studio().state()["num_waiting"] == 1, "answered after whatever came before"
+    assert yard.device.learned() == []
+
+
 def test_nobody_else_is_answered_or_believed(yard: Yard) -> None:
     yard.device.see(1)
     stranger = yard.studio(Signer(Ed25519PrivateKey.generate()), answer_s=0.05)

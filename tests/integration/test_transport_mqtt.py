@@ -241,6 +241,27 @@ def test_what_paho_fails_of_is_told_and_tried_again(broker_url: str, monkeypatch
 
 
 @needs_mosquitto
+def test_what_expired_is_not_kept_for_who_was_away(broker_url: str) -> None:
+    heard: list[bytes] = []
+    away = MqttSession(broker_url, "away", on_message=lambda topic, payload: heard.append(payload), clean=False)
+    away.subscribe(("yard/words",))
+    away.start()
+    until(lambda: away.connected)
+    away.stop()
+    speaker = MqttSession(broker_url, "speaker", on_message=lambda *_: None)
+    speaker.start()
+    speaker.publish("yard/words", b"soon", expires_s=1)
+    speaker.publish("yard/words", b"ever")
+    until(lambda: speaker.connected)
+    speaker.stop()
+    time.sleep(2.5)
+    away.start()
+    until(lambda: b"ever" in heard)
+    away.stop()
+    assert heard == [b"ever"]
+
+
+@needs_mosquitto
 def test_an_oversized_publish_is_refused_here_and_the_connection_lives(broker_url: str) -> None:
     session, inbox = listen(broker_url, "cam-1", "t")
     other, _ = listen(broker_url, "cam-2")

@@ -118,7 +118,7 @@ class MemoryBroker:
                     self._enqueue(session.client_id, topic, payload)
         self._pump()
 
-    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def _publish(self, topic: str, payload: bytes, *, retain: bool, expires: bool = False) -> None:
         with self._lock:
             if retain and payload:
                 self.retained[topic] = payload
@@ -128,6 +128,8 @@ class MemoryBroker:
                 every = self._sessions.values()
                 self._routes[topic] = [one for one in every if any(matches(pattern, topic) for pattern in one.filters)]
             for session in self._routes[topic]:
+                if expires and not session.connected:
+                    continue  # no clock: who is away is away for long
                 self._enqueue(session.client_id, topic, payload)
         self._pump()
 
@@ -228,7 +230,7 @@ class MemorySession:
             self.stop()
             self.start()
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
         """Publish; while disconnected, queue.
 
         Raises:
@@ -237,7 +239,7 @@ class MemorySession:
         if len(payload) > self.max_payload_bytes:
             raise ValueError(f"payload of {len(payload)} bytes, the broker takes {self.max_payload_bytes}")
         if self._connected:
-            self._broker._publish(topic, payload, retain=retain)
+            self._broker._publish(topic, payload, retain=retain, expires=expires_s > 0)
         else:
             self._outbox.append((topic, payload, retain))
 

@@ -5,6 +5,7 @@ The device's key is remembered at its first answer, as SSH does, and no other is
 
 from __future__ import annotations
 
+import math
 import queue
 import secrets
 import threading
@@ -133,7 +134,8 @@ class RemoteStudio:
             if not self._mqtt.connected:
                 raise FeedbackRefused(f"broker: {self._mqtt.problem or self._mqtt.state}")
             with self._changing:  # in the order of their times
-                self._mqtt.publish(self._to, self._own.seal(self._to, question))
+                # nothing is done late that was called failed
+                self._mqtt.publish(self._to, self._own.seal(self._to, question), expires_s=math.ceil(self._answer_s))
             answer = box.get(timeout=self._answer_s)
         except queue.Empty:
             raise FeedbackRefused(self._silence()) from None

@@ -42,8 +42,14 @@ class Session(Protocol):
             discard: connect anew, so that the broker forgets what it has queued for us.
         """
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
         """Queue for sending with QoS 1.
+
+        Args:
+            topic: whose subscribers get it.
+            payload: what is said.
+            retain: the broker keeps it for who subscribes later.
+            expires_s: after so many seconds it is kept no longer for who is away (MQTT 5); 0: it doesn't expire.
 
         Raises:
             ValueError: The payload is larger than the broker takes; it is refused here, for paho would loop for ever.

@@ -85,8 +85,8 @@ class MqttSession:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._topics: dict[str, None] = {}
-        self._outbox: deque[tuple[str, bytes, bool]] = deque()
-        self._unacknowledged: dict[int, tuple[str, bytes, bool]] = {}
+        self._outbox: deque[tuple[str, bytes, bool, int]] = deque()
+        self._unacknowledged: dict[int, tuple[str, bytes, bool, int]] = {}
         self._waiting_bytes = 0
         self._connection: Connection | None = None
         self._connected = False
@@ -142,7 +142,7 @@ class MqttSession:
             else:
                 connection.unsubscribe(ended)
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
         """Queue for sending with QoS 1; kept over reconnects until the broker has it.
 
         While disconnected, a retained message replaces an earlier one on its topic. The queue is bounded: what does not
@@ -162,7 +162,7 @@ class MqttSession:
                 self._drop(topic, f"{count} messages wait already")
                 return
             self._waiting_bytes += len(payload)
-            self._outbox.append((topic, payload, retain))
+            self._outbox.append((topic, payload, retain, expires_s))
             if self._connected:
                 self._flush()
 
@@ -309,12 +309,12 @@ class MqttSession:
         connection = self._connection
         while self._outbox and connection is not None:
             message = self._outbox.popleft()
-            topic, payload, retain = message
+            topic, payload, retain, expires_s = message
             if len(payload) > self.max_payload_bytes:
                 self._waiting_bytes -= len(payload)
                 self._drop(topic, f"{len(payload)} bytes, the broker takes {self.max_payload_bytes}")
                 continue
-            number = connection.publish(topic, payload, retain)
+            number = connection.publish(topic, payload, retain, expires_s)
             if number is None:
                 self._waiting_bytes -= len(payload)
                 self._num_dropped += 1

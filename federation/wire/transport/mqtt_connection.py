@@ -184,9 +184,13 @@ class Connection:
         """End subscriptions."""
         self._client.unsubscribe(list(topics))
 
-    def publish(self, topic: str, payload: bytes, retain: bool) -> int | None:
+    def publish(self, topic: str, payload: bytes, retain: bool, expires_s: int) -> int | None:
         """Hand a message to paho; returns its id, which turns up in ``acknowledged``, or None if paho refuses it."""
-        info = self._client.publish(topic, payload, qos=1, retain=retain)
+        properties: Properties | None = None
+        if self._plan.modern and expires_s:
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            properties.MessageExpiryInterval = expires_s
+        info = self._client.publish(topic, payload, qos=1, retain=retain, properties=properties)
         if info.rc in {MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN}:
             return info.mid
         log.warning("message dropped topic=%s error=%s", topic, info.rc.name)

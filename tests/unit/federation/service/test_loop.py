@@ -37,7 +37,7 @@ class Session:
     def subscribe(self, topics: tuple[str, ...]) -> None:
         self.topics += topics
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
         self.published.append(topic)
 
     def accepted(self) -> None:
