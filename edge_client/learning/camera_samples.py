@@ -119,7 +119,9 @@ class CameraSamples:
         """Return what was labelled since the last round; None while it is too little."""
         return self._collector.round_samples(round_index)
 
-    def used_up(self, round_index: int) -> None: ...
+    def used_up(self, round_index: int) -> None:
+        """No later round is to get this one's samples."""
+        self._collector.used_up(round_index)
 
     def progress(self) -> LabelProgress:
         """How many labels wait for the next round, and how many it needs."""

@@ -48,7 +48,7 @@ class Collector:
         self._right: Counter[str] = Counter()
         self._recent: collections.deque[tuple[int, int]] = collections.deque()
         self._num_pictures = 0
-        self._num_new_pictures = 0
+        self._num_new_pictures = self._num_pictures_unused = 0
         self._ended = False
         self._changing = threading.Lock()
         self.num_dropped = 0
@@ -111,17 +111,28 @@ class Collector:
             self._ended = True
 
     def round_samples(self, round_index: int) -> Samples | None:
-        """Return a round's samples and forget the round before it; None while there are too few."""
+        """Return a round's samples and forget the round before it; None while there are too few.
+
+        Those of a round that passed and wasn't learned from come again.
+        """
         with self._changing:
             if self._round is not None and self._round[0] == round_index:
                 return self._round[1]
+            self._take_again()
             if not self._is_enough():
                 return None
             samples = _joined(self._waiting)
             self._waiting.clear()
+            self._num_pictures_unused = self._num_new_pictures
             self._num_waiting = self._waiting_bytes = self._num_new_pictures = 0
             self._round = (round_index, samples)
             return samples
+
+    def used_up(self, round_index: int) -> None:
+        """No later round is to get this one's samples."""
+        with self._changing:
+            if self._round is not None and self._round[0] == round_index:
+                self._num_pictures_unused = 0
 
     def held_out(self) -> Samples | None:
         """Return the held-out samples so far, or None if there are none."""
@@ -150,6 +161,16 @@ class Collector:
                 answered,
                 right,
             )
+
+    def _take_again(self) -> None:
+        if self._round is not None and self._num_pictures_unused:
+            samples = self._round[1]
+            self._waiting.appendleft(samples)
+            self._num_waiting += len(samples)
+            self._waiting_bytes += _size_bytes(samples)
+            self._num_new_pictures += self._num_pictures_unused
+            self._num_pictures_unused = 0
+            self._drop_excess()
 
     def _is_enough(self) -> bool:
         if self._ended:

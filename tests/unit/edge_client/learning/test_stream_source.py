@@ -51,11 +51,29 @@ def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_
     assert first is not None
     assert first.labels.tolist() == [0, 1, 1]
     assert found.round_samples(0) is first  # asked again
+    found.used_up(0)
     assert found.round_samples(1) is None
     found.add(samples(0, 0, 0))
     second = found.round_samples(1)
     assert second is not None
     assert second.labels.tolist() == [0, 0, 0]
+
+
+def test_labels_of_a_round_that_passed_before_it_was_trained_come_again() -> None:
+    found = Collector(LearningSettings(min_samples=2, max_samples=4, min_pictures=2))
+    found.add(samples(0, 1))
+    found.add(samples(1))
+    assert found.round_samples(0) is not None
+    again = found.round_samples(1)
+    assert again is not None
+    assert again.labels.tolist() == [0, 1, 1]
+    found.used_up(0)  # says nothing of these
+    found.add(samples(0, 0))
+    again = found.round_samples(2)
+    assert again is not None
+    assert again.labels.tolist() == [1, 1, 0, 0], "of too many the newest"
+    found.used_up(2)
+    assert found.round_samples(3) is None
 
 
 def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_were_dropped() -> None:
@@ -65,6 +83,7 @@ def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_
     assert found.round_samples(0) is None
     found.add(samples(0, 0, 0))
     assert len(found.round_samples(0) or ()) == 4
+    found.used_up(0)
     found.add(samples(0, 1, 1))
     assert found.round_samples(1) is None
 
@@ -74,6 +93,7 @@ def test_when_nothing_more_comes_a_round_takes_what_is_left() -> None:
     found.add(samples(0, 1))
     found.end()
     assert found.round_samples(0) is not None
+    found.used_up(0)
     assert found.round_samples(1) is None
 
 
@@ -84,6 +104,7 @@ def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
     taken = found.round_samples(0)
     assert taken is not None
     assert taken.labels.tolist() == [1, 1, 2, 2]
+    found.used_up(0)
     found.add(samples(0, 1, 2, 3, 4, 5))
     taken = found.round_samples(1)
     assert taken is not None
