@@ -170,7 +170,7 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
         named.append(f"{len(facts.awaited) - MAX_NAMED} more")
     if facts.num_free:
         named.append(f"{facts.num_free} of --clients that nobody has taken")
-    whom = ", ".join(named) or "nobody"
+    whom = ", ".join(named) or "a client that trains"
     if facts.num_extensions:
         yield Wait(
             Why.ROUND_LATE,

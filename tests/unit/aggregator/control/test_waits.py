@@ -62,6 +62,11 @@ def test_who_is_away_while_another_key_uses_its_name_isnt_looked_for_on_the_netw
     assert wait_of(MEMBER, THERE, live=True, awaited=False, version=3, other_device=True) is None
 
 
+def test_a_fleet_that_nobody_has_come_to_waits_for_somebody() -> None:
+    found = fleet_waits(Facts(num_trainers=0))
+    assert "0 uploads of 1; it waits for a client that trains" in found[-1].text
+
+
 AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
 
 
@@ -93,6 +98,7 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
             "its deadline came 2 times with fewer than 2; it waits for cam-1 (offline)",
         ),
         ({"at_least": 3, "quorum": 3, "num_trainers": 2}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "members that train: 2"),
+        ({"num_trainers": 0}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "members that train: 0"),
         (
             {"is_open": False, "aggregates": True, "round": 3, "num_uploads": 2},
             [Why.AGGREGATION],
