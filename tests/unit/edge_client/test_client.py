@@ -916,6 +916,17 @@ def test_a_choice_waits_while_a_round_is_read(made: Harness) -> None:
     assert [type(job) for job in made.trainer.jobs[-2:]] == [ChooseJob, TrainJob]
 
 
+def test_a_source_without_samples_is_not_asked_again_while_the_training_process_chooses(made: Harness) -> None:
+    samples, made.source.samples = made.source.samples, None
+    made.hear(announcement(0, spec=BEST), offered(1))
+    assert made.hear(offered(2)) is Step.WAIT_DATA
+    assert isinstance(made.trainer.jobs[-1], ChooseJob)
+    made.source.samples = samples
+    made.client.tick(DATA_AGAIN_S)
+    assert made.hear(now=DATA_AGAIN_S) is Step.TRAINING
+    assert isinstance(made.trainer.jobs[-1], ChooseJob)
+
+
 def test_a_client_that_died_before_the_swap_serves_what_it_served_and_chooses_by_replay(
     made: Harness, tmp_path: Path
 ) -> None:
