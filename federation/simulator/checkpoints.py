@@ -168,6 +168,7 @@ class Checkpoints:
             raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
         except (OSError, *UNREADABLE) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
+        earlier.setdefault("samples", run.get("samples"))  # earlier versions didn't note it
         differs = difference(earlier, msgspec.json.decode(msgspec.json.encode(run)))
         before, now = earlier.get("packages"), run.get("packages", {})
         before = before if isinstance(before, dict) else {}
@@ -176,6 +177,11 @@ class Checkpoints:
             raise SettingsError(
                 f"{self._folder} holds a run of other code: package {', '.join(changed)} has changed since; its rounds "
                 "would not fit together. Take the code of then, or begin anew with --overwrite or another --out"
+            )
+        if differs.startswith("samples "):
+            raise SettingsError(
+                f"{self._folder} holds a run on other samples: what data set {run['dataset']} holds has changed since; "
+                "take the files of then, or begin anew with --overwrite or another --out"
             )
         if differs:
             how = "the same options"

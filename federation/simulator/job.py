@@ -49,11 +49,14 @@ from replayfleet.federation.simulator.settings import method_from, settings_of, 
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import (
     DATASETS,
+    OF_ANY_FILES,
     AnyDataset,
     BoxDataset,
+    Dataset,
     default_image_size,
     load_any_dataset,
 )
+from replayfleet.federation.streams.labelled_images import digest_of
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 from replayfleet.federation.wire.protocol.tensors import digest
@@ -338,6 +341,9 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
     packages = {f"{group} {name}": code for group, name, ours in used if (code := code_of(group, name, ours))}
     if packages:
         identity["packages"] = packages
+    data, anybodys = simulation.dataset, spec.dataset in OF_ANY_FILES or spec.dataset not in DATASETS
+    if isinstance(data, Dataset) and anybodys:
+        identity["samples"] = digest_of((data.train, data.test))
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

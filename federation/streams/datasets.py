@@ -406,6 +406,9 @@ DATASETS: dict[str, DatasetKind] = {
     ),
 }
 
+OF_ANY_FILES = ("features", "folder")
+"""Those that are whatever an operator's files are; the others are the same everywhere."""
+
 
 def _fault(_name: str, kind: object) -> str:
     """Return why something can't be a data set, or ""."""

@@ -5,6 +5,7 @@ Axes: N images, H height, W width, C channels. Needs numpy only, so a device wit
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,16 @@ class LabelledImages:
 
 Parts: TypeAlias = tuple[LabelledImages, LabelledImages]
 """(train, test)."""
+
+
+def digest_of(parts: Parts) -> str:
+    """Return a digest of what a set holds, wherever it lies: classes, labels and names of files; no pixel is read."""
+    found = hashlib.sha256()
+    for part in parts:
+        files = [name.rpartition("/")[2] for name in getattr(part.images, "names", ())]
+        found.update("\0".join([*part.class_names, "", *files, ""]).encode(errors="surrogateescape"))
+        found.update(part.labels.tobytes())
+    return found.hexdigest()
 
 
 def normalise(images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from support.image_sets import write_fashion_mnist
+from support.image_sets import striped, write_fashion_mnist, write_tree
 from support.nudge_method import NudgeMethod
 
 from replayfleet.federation.claimed import claimed
@@ -124,6 +124,21 @@ def test_a_result_from_before_overlap_and_absences_is_still_compared(fleet_sim: 
     path.write_text(json.dumps(old))
     assert simulate(fleet_sim, "--compare", path)[0] == 0
     assert simulate(fleet_sim, "--overwrite", "--overlap", "2", "--compare", path)[0] == 2
+
+
+def test_a_run_on_other_files_is_neither_compared_nor_resumed(fleet_sim: FleetSim, tmp_path: Path):
+    for folder in ("mine", "copy"):
+        write_tree(tmp_path / folder, {f"{name}/{i}.png": striped() for name in ("cat", "dog") for i in range(30)})
+    mine = ("--dataset", "folder", "--data-root", "mine")
+    assert simulate(fleet_sim, *mine, out="first")[0] == 0
+    there = ("--dataset", "folder", "--data-root", "copy", "--compare", "first")
+    assert simulate(fleet_sim, *there, out="second")[0] == 0, "where the files lie is no part of them"
+    (tmp_path / "copy" / "dog" / "0.png").rename(tmp_path / "copy" / "dog" / "other.png")
+    code, _, err = simulate(fleet_sim, *there, out="third")
+    assert (code, "its data set folder held other samples" in err) == (2, True)
+    (tmp_path / "mine" / "cat" / "0.png").unlink()
+    code, _, err = simulate(fleet_sim, *mine, "--resume", out="first")
+    assert (code, "what data set folder holds has changed since" in err) == (2, True)
 
 
 def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: Path):
