@@ -203,20 +203,25 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer what there is, 404 for the rest."""
         if not self._may():
             return
-        if self.path == "/healthz":
+        path, _, _ = self.path.partition("?")  # nothing is asked for beside it
+        if path == "/healthz":
             report = dict(_STARTING if self.server.service.health is None else self.server.service.health())
             status = HTTPStatus.OK if report.get("healthy") else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(status, "application/json", json.dumps(report, default=str).encode() + b"\n")
-        elif self.path == "/metrics":
+        elif path == "/metrics":
             self._metrics()
         elif self.server.service.health is None:
             self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
-        elif self.path in self.server.service.get:
-            self._run(self.server.service.get[self.path], b"")
+        elif path in self.server.service.get:
+            self._run(self.server.service.get[path], b"")
         else:
             posted = (f"POST {path}" for path in self.server.service.post)
             known = ["/healthz", "/metrics", *self.server.service.get, *posted]
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
+
+    def do_HEAD(self) -> None:
+        """Answer as ``do_GET``, without what ``_answer`` then leaves out."""
+        self.do_GET()
 
     def do_POST(self) -> None:
         """Answer what a service added; no web page reaches it: the type, and the name that it goes by, keep it out."""
@@ -279,4 +284,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

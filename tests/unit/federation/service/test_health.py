@@ -51,6 +51,19 @@ def test_health_and_metrics_answer_on_loopback():
         server.stop()
 
 
+def test_a_probe_that_asks_for_the_head_alone_or_with_a_query_is_answered():
+    server = HealthServer(CollectorRegistry())
+    try:
+        server.answer(lambda: {"healthy": True}, get={"/predictions": lambda _: (HTTPStatus.OK, {"frame": 7})})
+        for path in ("/healthz", "/metrics", "/predictions?_=1"):
+            status, whole = fetched(server.url + path)
+            assert status == 200
+            with urllib.request.urlopen(urllib.request.Request(server.url + path, method="HEAD"), timeout=5) as head:
+                assert (head.status, int(head.headers["Content-Length"]), head.read()) == (200, len(whole), b"")
+    finally:
+        server.stop()
+
+
 def test_a_port_that_another_program_has_is_said_and_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
