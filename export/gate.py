@@ -129,7 +129,7 @@ def compare_answers(
         share = 1 - float(np.abs(found.astype(np.float64) - expected).mean()) / 2
         return Verdict(f"agreement on pixels of {len(images):,} drawn images", 1.0, share, limit_points)
     share = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
-    return Verdict(f"agreement on {len(images):,} samples of replay", 1.0, share, limit_points)
+    return Verdict(f"agreement on {len(images):,} samples", 1.0, share, limit_points)
 
 
 def _answers(run: Run, images: Array) -> Array:

@@ -76,7 +76,8 @@ class Replay:
             pool = self._drawn(_chosen(clients, state), held_back + NUM_JUDGED, round_index)
         if not np.isfinite(pool).all():
             raise NoSamples("the sub-generators draw NaN or infinity")
-        facts = {"calibration": f"{count_of(held_back, 'sample')} of replay"} if held_back else {}
+        origin = "of replay" if self._images is None else "of the operator's"
+        facts = {"calibration": f"{count_of(held_back, 'sample')} {origin}"} if held_back else {}
         return SampleSet(pool[:held_back], pool[held_back:], facts=facts)
 
     def _drawn(self, sub_generators: list[BlobEntry], count: int, round_index: int) -> Array:

@@ -40,7 +40,7 @@ def test_with_labels_the_loss_is_what_accuracy_falls_by():
 def test_without_labels_every_disagreement_counts_right_or_wrong():
     verdict = compare_answers(TASK, numbered(4), says([0, 1, 2, 1]), says([0, 1, 1, 0]), 1.0, drawn=False)
     assert (verdict.reference, verdict.loss_points) == (1.0, 50)
-    assert "agreement on 4 samples" in verdict.measure
+    assert verdict.measure == "agreement on 4 samples", "images of a file are no replay"
 
 
 def test_drawn_images_lose_the_mean_difference_of_their_pixels():

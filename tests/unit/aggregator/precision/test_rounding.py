@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from replayfleet.aggregator.precision import rounding
+from replayfleet.aggregator.precision.replay import Replay
 from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
 from replayfleet.aggregator.precision.wishes import Wish
@@ -152,6 +153,8 @@ def test_without_replay_the_operators_images_serve_or_nobody_is_given_a_rounded_
     images = np.random.default_rng(1).uniform(-1, 1, (150, *TASK.image_shape)).astype(np.float32)
     given = World(tmp_path / "with", PrecisionRules(max_loss_points=100, images=images))
     assert given.rounded(given.draft("a"), a="int8")[1] == {}
+    samples = Replay(SPEC, given.sampler, given.blobs, images).samples(["a"], None, 0, calibrated=True)
+    assert samples.facts == {"calibration": "100 samples of the operator's"}
     with pytest.raises(SettingsError, match="expected at least 100"):
         World(tmp_path / "few", PrecisionRules(images=images[:50]))
 
