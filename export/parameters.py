@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_safetensors
 from safetensors.numpy import save as format_safetensors
@@ -44,6 +45,11 @@ class Model:
     kind: str
     spec: AnyTaskSpec
     parameters: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        # Files are written from memory as it lies, which of a view (and of a number, which has none) isn't the tensor.
+        plain = {name: np.asarray(array, order="C") for name, array in self.parameters.items()}
+        object.__setattr__(self, "parameters", plain)
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
         """Write a ``.safetensors`` file that says what it holds.

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from replayfleet.export.cli import main
 from replayfleet.export.parameters import Model, read_parameter_file, read_parameters
+from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.tensors import decode_arrays, digest, encode_arrays
 from replayfleet.models.specs import DetectionSpec, TaskSpec
@@ -45,6 +46,18 @@ def test_a_saved_model_is_read_again(model: Model, tmp_path: Path) -> None:
     assert found is not None
     assert (found.kind, found.spec) == (model.kind, model.spec)
     np.testing.assert_array_equal(found.parameters["w"], PARAMETERS["w"])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [PARAMETERS["w"].T, PARAMETERS["w"][::-1], PARAMETERS["w"][:, ::2], np.float32(3) / 2],
+    ids=["transposed", "reversed", "every other", "a number"],
+)
+def test_what_numpy_reckoned_is_saved_as_what_it_is(tensor: Array, tmp_path: Path) -> None:
+    path = Model("task", SHOES, {"w": tensor}).save(tmp_path / "m.safetensors")
+    found = read_parameters(path)["w"]
+    assert found.shape == tensor.shape
+    np.testing.assert_array_equal(found, tensor)
 
 
 def test_only_a_saved_model_is_replaced_unasked(tmp_path: Path) -> None:
