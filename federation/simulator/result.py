@@ -184,10 +184,16 @@ def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
 
 def commit() -> str:
     """Return the commit of the checkout that this file is in, ``+`` behind it if files differ; empty outside one."""
-    here = Path(__file__).parent
+    if not _git("ls-files", Path(__file__).name):  # of a virtual environment in a repository that is somebody else's
+        return ""
+    return _git("describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*")
+
+
+def _git(*words: str) -> str:
+    """Return what git says where this file is; empty if nothing."""
     try:
-        described = subprocess.run(  # noqa: S603
-            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],  # noqa: S607
+        said = subprocess.run(  # noqa: S603
+            ["git", "-C", str(Path(__file__).parent), *words],  # noqa: S607
             capture_output=True,
             check=True,
             text=True,
@@ -195,7 +201,7 @@ def commit() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return described.stdout.strip()
+    return said.stdout.strip()
 
 
 def _processor() -> str:

@@ -17,6 +17,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS
 from replayfleet.federation.simulator import cli, client_threads, job
 from replayfleet.federation.simulator.job import prepare
+from replayfleet.federation.simulator.result import commit
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
 
@@ -72,6 +73,25 @@ def test_a_run_writes_result_and_chart(fleet_sim: FleetSim, tmp_path: Path):
     assert result["hardware"]["num_cores"] >= 1
     assert result["command"][:2] == ["fleet-sim", "nudge"]
     assert str(tmp_path) not in "".join(result["command"]), "where folders lie here is nobody else's affair"
+
+
+def test_a_commit_is_that_of_our_checkout_not_of_a_repository_around_a_virtual_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "theirs")
+    installed = tmp_path / ".venv" / "result.py"
+    installed.parent.mkdir()
+    installed.touch()
+    monkeypatch.setattr("replayfleet.federation.simulator.result.__file__", str(installed))
+    assert commit() == ""
+    git("add", str(installed))
+    git("commit", "-q", "-m", "ours")
+    assert commit() == git("rev-parse", "HEAD")
 
 
 def test_a_run_whose_every_upload_was_left_out_ends_with_an_error(fleet_sim: FleetSim, tmp_path: Path):
