@@ -29,6 +29,8 @@ _BEGUN = ".begun"
 """In the name of a round's entry until it has learned from its images."""
 _NUM_FIRST_FRAMES = 32
 """Images that are served before the first round has loaded its own."""
+_UNREAD = (-1, -1)
+"""In place of the time and size of a file that couldn't be read; it is tried again, and told once."""
 
 Decode = Callable[[bytes, TaskSpec], "NDArray[np.float32]"]
 
@@ -143,10 +145,10 @@ class FolderSamples:
         """Return the first images among these files; what is none is told once, until it changes."""
         images: dict[str, NDArray[np.float32]] = {}
         for name in names:
-            file = self._uri.path / name
+            file, told = self._uri.path / name, self._broken.get(name)
             try:
                 found = file.stat()
-                if self._broken.get(name) == (version := (found.st_mtime_ns, found.st_size)):
+                if told == (version := (found.st_mtime_ns, found.st_size)):
                     continue
                 self._broken[name] = version
                 if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
@@ -156,8 +158,9 @@ class FolderSamples:
                 images[name] = self._decode(file.read_bytes(), self._task)
                 del self._broken[name]
             except OSError as error:  # which may pass
-                self._broken.pop(name, None)
-                log.warning("image skipped", file=file, reason=error)
+                self._broken[name] = _UNREAD
+                if told != _UNREAD:
+                    log.warning("image skipped", file=file, reason=error)
             except ValueError as error:
                 log.warning("image skipped", file=file, reason=error)
             if len(images) == at_most:
@@ -182,7 +185,7 @@ def check_folder(uri: FolderUri) -> None:
 def _arrival(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except FileNotFoundError:  # gone since the folder was listed; loading it says so
+    except OSError:  # gone since the folder was listed, or a link in a circle; loading it says so
         return 0
 
 

@@ -221,6 +221,23 @@ def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path)
     assert len(samples) == 2
 
 
+def test_links_that_lead_nowhere_or_in_a_circle_are_told_once_and_the_rest_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = tmp_path / "images"
+    _put(images, "dog/good.png", 90)
+    (images / "cat").mkdir()
+    (images / "cat" / "away.png").symlink_to("nowhere.png")
+    (images / "cat" / "circle.png").symlink_to("circle.png")
+    source = folder_samples(FolderUri(images), tmp_path / "ledger")
+    assert [source.round_samples(0), source.round_samples(0)] == [None, None]
+    assert [record.getMessage() for record in caplog.records] == ["image skipped"] * 2
+    _put(images, "cat/nowhere.png", 9)
+    samples = source.round_samples(0)
+    assert samples is not None
+    assert sorted(samples.labels.tolist()) == [0, 0, 1], "the link leads to a picture now"
+
+
 def test_hidden_files_and_those_of_other_endings_are_counted_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
