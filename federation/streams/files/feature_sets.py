@@ -39,7 +39,8 @@ def read_features(root: Path, size: int) -> Parts | None:
     if not folder.is_dir():
         return None
     try:
-        names = tuple(line.strip() for line in (folder / CLASSES).read_text(encoding="utf-8").splitlines() if line)
+        lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
+        names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise SettingsError(f"features in {folder} can't be read ({error}); expected {EXPECTED}") from error

@@ -50,6 +50,11 @@ def test_arrays_of_their_own_will_do(root: Path) -> None:
     assert np.array_equal(load_dataset("features", data_root=root).test.images, expected.test.images)
 
 
+def test_classes_as_notepad_writes_them_have_their_names(root: Path) -> None:
+    (root / "features" / "classes.txt").write_bytes(b"\xef\xbb\xbffood\r\nsport\r\n")
+    assert load_dataset("features", data_root=root).task.class_names == ("food", "sport")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
