@@ -55,13 +55,13 @@ class ImagesCamera(StillsCamera):
 
     def __init__(self, settings: ImagesSettings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        expected = "expected images:///FOLDER, the folder itself, with .png or .jpg files in it"
         if not settings.path.is_dir():
-            raise SettingsError(
-                f"folder of pictures {str(settings.path)!r} doesn't exist; expected PATH/*.png or *.jpg"
-            )
+            problem = "is no folder" if settings.path.exists() else "doesn't exist"
+            raise SettingsError(f"folder of pictures {str(settings.path)!r} {problem}; {expected}")
         files = list_pictures(settings.path)
         if not files:
-            raise SettingsError(f"folder {settings.path} has no pictures; expected PATH/*.png or *.jpg")
+            raise SettingsError(f"folder {settings.path} has no pictures; {expected}")
         super().__init__(name, files, rate_hz=settings.rate, loop=settings.loop, clock=clock)
         self._sidecar = _sidecar(settings, self.files)
         self.class_names = self._sidecar.class_names if self._sidecar else ()

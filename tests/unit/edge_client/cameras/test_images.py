@@ -102,8 +102,11 @@ def test_coco_boxes_of_a_picture_of_another_size_arent_used(folder: Path, caplog
 
 
 def test_a_folder_without_use_is_refused_before_the_start(folder: Path, tmp_path: Path):
-    with pytest.raises(SettingsError, match="doesn't exist"):
-        _camera(tmp_path / "absent")
+    with pytest.raises(SettingsError, match=r"\*.png' doesn't exist; expected images:///FOLDER, the folder itself"):
+        _camera(folder / "*.png")
+    (tmp_path / "film.mp4").touch()
+    with pytest.raises(SettingsError, match=r"film\.mp4' is no folder"):
+        _camera(tmp_path / "film.mp4")
     with pytest.raises(SettingsError, match="has no pictures"):
         _camera(tmp_path)
     with pytest.raises(SettingsError, match="is a label file of a picture in"):
