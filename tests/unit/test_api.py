@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,11 @@ def test_the_examples_run_in_their_order(
         with pytest.raises(SystemExit) as ended:
             model_export()
         assert not ended.value.code, words
+
+
+def test_the_package_that_it_shows_names_nothing_that_a_checker_cant_find() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8").split("## A package of your own")[1]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F", "-"]
+    done = subprocess.run(check, input=block, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
