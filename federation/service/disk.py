@@ -192,6 +192,7 @@ class Disk:
         if not self.problem:
             if now >= self._look_at:
                 self._look_at = now + LOOK_EVERY_S
+                self._backoff.reset()
                 self.is_there()
             return False
         if now < self._try_at:
@@ -206,7 +207,7 @@ class Disk:
         self._work_off()
         if self.problem:
             return False
-        self._backoff.reset()
+        self._look_at = now + LOOK_EVERY_S  # one that takes what is tried, and fails of more, is tried ever less often
         log.info("disk takes everything again", after_s=round(now - self._since, 1), was=problem)
         return True
 

@@ -95,6 +95,20 @@ def test_it_is_tried_again_by_itself_and_within_three_seconds_of_the_end_of_the_
     assert watched.settle(back, back + 60) is None, "it is told once"
 
 
+def test_a_disk_that_takes_what_is_tried_and_fails_of_more_is_tried_ever_less_often(watched: Watched):
+    failed, now, waited = OSError(errno.EIO, "Input/output error"), 0.0, []
+    for _ in range(5):
+        assert watched.disk.takes(failed)
+        well = watched.settle(now, now + 10)
+        assert well is not None
+        waited.append(round(well - now, 1))
+        now = well
+    assert waited == [0.5, 2.0, 3.0, 3.0, 3.0]
+    assert watched.settle(now, now + 20) is None, "nothing failed for a while"
+    watched.disk.takes(failed)
+    assert watched.settle(now + 20, now + 21) == now + 20.4
+
+
 def test_what_must_be_written_waits_and_is_done_in_its_order(watched: Watched):
     done: list[int] = []
     fails = True
