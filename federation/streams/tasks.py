@@ -227,8 +227,8 @@ class TaskStream:
         later = tasks - 1 if base else tasks
         if num_classes - base < 2 * later:
             raise SettingsError(
-                f"{num_classes - base} classes don't make {later} tasks of at least 2; lower num_tasks"
-                + (" or base_classes" if base else "")
+                f"{num_classes} classes don't make {f'{base} base classes and ' if base else ''}{later} tasks of at "
+                f"least 2; lower num_tasks{' or base_classes' if base else ''}"
             )
         bounds = [base + (num_classes - base) * task // max(1, later) for task in range(later + 1)]
         return [*([range(base)] if base else []), *(range(first, last) for first, last in itertools.pairwise(bounds))]

@@ -103,8 +103,10 @@ def test_few_shots_follow_a_base_session_and_go_to_few() -> None:
         assert np.bincount(labels[every])[sorted(classes)].tolist() == [samples, samples]
         assert min(map(len, shares)) >= 2
     assert [len(set(stream.test_places(0, index).tolist())) for index in range(5)] == [1, 1, 1, 2, 3]
-    with pytest.raises(SettingsError, match="1 classes don't make 2 tasks of at least 2; lower num_tasks or base"):
-        opened("few-shot", base_classes=5)
+    for base in (5, 9):
+        words = f"^6 classes don't make {base} base classes and 2 tasks of at least 2; lower num_tasks or base_classes"
+        with pytest.raises(SettingsError, match=words):
+            opened("few-shot", base_classes=base)
     with pytest.raises(SettingsError, match="2 samples of a task don't give each of 3 clients 2; raise shots"):
         opened("few-shot", **(few | {"shots": 1}))
 
