@@ -183,6 +183,11 @@ def test_a_login_leads_to_no_other_host_and_to_nothing_that_is_done(fleet: TinyF
     assert anna.send("/login", token=anna.token, to=to).headers["location"] == "/"
 
 
+def test_a_page_of_no_address_leads_to_the_login_like_any_other(fleet: TinyFleet) -> None:
+    said = ask(Browser(fleet.tmp_path, locked=True).app, "/do", "POST", origin=OURS, referer="http://[x")
+    assert (said.status, said.headers["location"]) == (303, "/login?to=")
+
+
 def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: Path) -> None:
     with waiting_fleet(tmp_path, opening=Opening()):
         anna = Browser(tmp_path, "operator")

@@ -109,10 +109,12 @@ class Guard:
                 "a token is needed: Authorization: Bearer TOKEN\n", 401, {"WWW-Authenticate": "Bearer"}
             )
         # A form that was sent too late is asked for again by the page that it stood on.
-        meant = urlsplit(
-            str(Request(scope).url) if scope["method"] == "GET" else Headers(scope=scope).get("referer", "")
-        )
-        return RedirectResponse(f"/login?{urlencode({'to': meant._replace(scheme='', netloc='').geturl()})}", 303)
+        meant = str(Request(scope).url) if scope["method"] == "GET" else Headers(scope=scope).get("referer", "")
+        try:
+            to = urlsplit(meant)._replace(scheme="", netloc="").geturl()
+        except ValueError:  # whatever a stranger calls a page
+            to = ""
+        return RedirectResponse(f"/login?{urlencode({'to': to})}", 303)
 
     def _refusal(self, scope: Scope, now: float) -> PlainTextResponse | None:
         host = host_of(Headers(scope=scope).get("host", ""))
