@@ -83,7 +83,7 @@ class CameraSamples:
             self.num_unlabelled += 1
 
     def feedback(self, feedback: AnyFeedback, shown: Shown | None = None) -> TakeBack:
-        """Learn what an operator says about a recent frame, in place of what was said of it before the next round.
+        """Learn what an operator says about a recent frame, in place of what was said and no round has learned.
 
         Returns how to take it back.
 

@@ -2,7 +2,7 @@
 
 Of real samples a device holds nothing beside this: what operators may still label (``labels/kept_frames.py``), the
 files of a source that is one (a data set, a folder), and while it trains the round's own file in memory. Each sample
-enters one round only; when the next begins, the one before is forgotten.
+is learned in one round only; when the next begins, the one before is forgotten, or waits again if it wasn't learned.
 
 Before a sample is learned the served model has answered it, so the share that it got right is an accuracy on data that
 it hasn't seen ("prequential"), at no cost in stored samples. Held-out samples are kept only if the operator asks: they
@@ -43,12 +43,13 @@ class Collector:
         self._waiting: collections.deque[Samples] = collections.deque()
         self._num_waiting = self._waiting_bytes = self._held_out_bytes = 0
         self._held_out: list[Samples] = []
-        self._round: tuple[int, Samples] | None = None
+        self._round: tuple[int, list[Samples]] | None = None
         self._answered: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self._recent: collections.deque[tuple[int, int]] = collections.deque()
         self._num_pictures = 0
         self._num_new_pictures = self._num_pictures_unused = 0
+        self._not_again: set[int] = set()
         self._ended = False
         self._changing = threading.Lock()
         self.num_dropped = 0
@@ -84,7 +85,10 @@ class Collector:
                 self._drop_excess()
 
     def take_back(self, samples: Samples) -> bool:
-        """Forget what was added, this very object; False if a round has it already, or it was dropped."""
+        """Forget what was added, this very object; False if a round has it already, or it was dropped.
+
+        Should that round pass before it is learned, this doesn't come again.
+        """
         with self._changing:
             for held, found in enumerate(self._held_out):
                 if found is samples:
@@ -98,6 +102,7 @@ class Collector:
                     self._num_new_pictures -= 1
                     self._waiting_bytes -= _size_bytes(samples)
                     return True
+            self._not_again.add(id(samples))
             return False
 
     @property
@@ -117,16 +122,16 @@ class Collector:
         """
         with self._changing:
             if self._round is not None and self._round[0] == round_index:
-                return self._round[1]
+                return _joined(self._round[1])
             self._take_again()
             if not self._is_enough():
                 return None
-            samples = _joined(self._waiting)
+            self._round = (round_index, [*self._waiting])
+            self._not_again.clear()
             self._waiting.clear()
             self._num_pictures_unused = self._num_new_pictures
             self._num_waiting = self._waiting_bytes = self._num_new_pictures = 0
-            self._round = (round_index, samples)
-            return samples
+            return _joined(self._round[1])
 
     def used_up(self, round_index: int) -> None:
         """No later round is to get this one's samples."""
@@ -164,10 +169,11 @@ class Collector:
 
     def _take_again(self) -> None:
         if self._round is not None and self._num_pictures_unused:
-            samples = self._round[1]
-            self._waiting.appendleft(samples)
-            self._num_waiting += len(samples)
-            self._waiting_bytes += _size_bytes(samples)
+            pictures = [one for one in self._round[1] if id(one) not in self._not_again]
+            self._num_pictures_unused -= len(self._round[1]) - len(pictures)
+            self._waiting.extendleft(reversed(pictures))
+            self._num_waiting += sum(map(len, pictures))
+            self._waiting_bytes += sum(map(_size_bytes, pictures))
             self._num_new_pictures += self._num_pictures_unused
             self._num_pictures_unused = 0
             self._drop_excess()

@@ -50,7 +50,9 @@ def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_
     first = found.round_samples(0)
     assert first is not None
     assert first.labels.tolist() == [0, 1, 1]
-    assert found.round_samples(0) is first  # asked again
+    again = found.round_samples(0)
+    assert again is not None
+    assert again.labels.tolist() == [0, 1, 1]
     found.used_up(0)
     assert found.round_samples(1) is None
     found.add(samples(0, 0, 0))
@@ -74,6 +76,35 @@ def test_labels_of_a_round_that_passed_before_it_was_trained_come_again() -> Non
     assert again.labels.tolist() == [1, 1, 0, 0], "of too many the newest"
     found.used_up(2)
     assert found.round_samples(3) is None
+
+
+def test_of_labels_that_come_again_the_oldest_make_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfleet.edge_client.learning.collector.MAX_WAITING_BYTES", 5 * 24)
+    found = collector()
+    for label in range(5):
+        found.add(samples(label))
+    assert found.round_samples(0) is not None
+    found.add(samples(5))
+    again = found.round_samples(1)
+    assert again is not None
+    assert (again.labels.tolist(), found.num_dropped) == ([1, 2, 3, 4, 5], 1)
+
+
+def test_a_label_that_was_corrected_after_its_round_began_does_not_come_again() -> None:
+    found = Collector(LearningSettings(min_samples=2, max_samples=100, min_pictures=3))
+    wrong = samples(1)
+    for one in (samples(0), wrong, samples(0)):
+        found.add(one)
+    for _ in range(2):
+        asked = found.round_samples(0)
+        assert asked is not None
+        assert asked.labels.tolist() == [0, 1, 0]
+        assert not found.take_back(wrong), "the round has it"
+    assert found.round_samples(1) is None, "two pictures"
+    found.add(samples(2))
+    again = found.round_samples(2)
+    assert again is not None
+    assert again.labels.tolist() == [0, 0, 2]
 
 
 def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_were_dropped() -> None:
@@ -260,16 +291,23 @@ def test_an_operators_label_becomes_round_data_too() -> None:
     assert taken.labels.tolist() == [0, 1]
 
 
-def test_an_operator_who_says_it_again_before_the_round_corrects_what_was_said() -> None:
+def test_an_operator_who_says_it_again_corrects_what_was_said_and_no_round_has_learned() -> None:
     found = serve(source([picture(4, 0, 0)]), 0)
     for class_name, thing in (("car", 0), ("bike", 0), ("bike", 0), ("bike", 1)):
         found.feedback(Feedback("front", 4, class_name, thing))
     taken = found.round_samples(0)
     assert taken is not None
     assert taken.labels.tolist() == [0, 0, 1, 1]
-    assert not found._said, "nothing is kept of what a round has"
     found.feedback(Feedback("front", 4, "car", 0))
     assert found.progress().num_samples == 1
+    taken = found.round_samples(1)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 0, 1, 0]
+    found.used_up(1)
+    for thing in (0, 1):
+        found.feedback(Feedback("front", 4, "car", thing))
+    assert found.round_samples(2) is not None
+    assert len(found._said) == 2, "nothing is kept of a round before the newest"
 
 
 @pytest.mark.parametrize("again", [Feedback("", 4, "bike", 0), Feedback("front", 4, "bike"), Feedback("", 4, "bike")])
