@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -259,6 +260,32 @@ def test_what_expired_is_not_kept_for_who_was_away(broker_url: str) -> None:
     until(lambda: b"ever" in heard)
     away.stop()
     assert heard == [b"ever"]
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_expired_while_there_was_no_connection_is_not_sent(
+    broker_url: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hearer, inbox = listen(broker_url, "hearer", "yard/words")
+    speaker = MqttSession(broker_url, "speaker", on_message=lambda *_: None)
+    try:
+        if lost:
+            numbers = itertools.count(1)
+            monkeypatch.setattr(Connection, "publish", lambda *_: next(numbers))  # nothing gets through
+            speaker.start()
+            until(lambda: speaker.connected)
+        speaker.publish("yard/words", b"soon", expires_s=1)
+        speaker.publish("yard/words", b"ever")
+        time.sleep(1.1)
+        speaker.stop()
+        monkeypatch.undo()
+        speaker.start()
+        assert inbox.get(timeout=10) == ("yard/words", b"ever")
+    finally:
+        speaker.stop()
+        hearer.stop()
+    assert inbox.empty()
 
 
 @needs_mosquitto

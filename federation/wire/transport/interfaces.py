@@ -49,7 +49,7 @@ class Session(Protocol):
             topic: whose subscribers get it.
             payload: what is said.
             retain: the broker keeps it for who subscribes later.
-            expires_s: after so many seconds it is kept no longer for who is away (MQTT 5); 0: it doesn't expire.
+            expires_s: after so many seconds it isn't sent, nor kept for who is away (MQTT 5); 0: it doesn't expire.
 
         Raises:
             ValueError: The payload is larger than the broker takes; it is refused here, for paho would loop for ever.

@@ -7,6 +7,7 @@ broker speaks it, else 3.1.1.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -85,8 +86,8 @@ class MqttSession:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._topics: dict[str, None] = {}
-        self._outbox: deque[tuple[str, bytes, bool, int]] = deque()
-        self._unacknowledged: dict[int, tuple[str, bytes, bool, int]] = {}
+        self._outbox: deque[tuple[str, bytes, bool, float]] = deque()
+        self._unacknowledged: dict[int, tuple[str, bytes, bool, float]] = {}
         self._waiting_bytes = 0
         self._connection: Connection | None = None
         self._connected = False
@@ -143,7 +144,7 @@ class MqttSession:
                 connection.unsubscribe(ended)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
-        """Queue for sending with QoS 1; kept over reconnects until the broker has it.
+        """Queue for sending with QoS 1; kept over reconnects until the broker has it, or it has expired.
 
         While disconnected, a retained message replaces an earlier one on its topic. The queue is bounded: what does not
         fit is dropped and counted, for everything that matters is acknowledged end to end.
@@ -162,7 +163,8 @@ class MqttSession:
                 self._drop(topic, f"{count} messages wait already")
                 return
             self._waiting_bytes += len(payload)
-            self._outbox.append((topic, payload, retain, expires_s))
+            over_at = time.monotonic() + expires_s if expires_s else math.inf
+            self._outbox.append((topic, payload, retain, over_at))
             if self._connected:
                 self._flush()
 
@@ -309,11 +311,16 @@ class MqttSession:
         connection = self._connection
         while self._outbox and connection is not None:
             message = self._outbox.popleft()
-            topic, payload, retain, expires_s = message
+            topic, payload, retain, over_at = message
+            left_s = over_at - time.monotonic()
+            if left_s <= 0:  # the connection was lost, or slow
+                self._waiting_bytes -= len(payload)
+                continue
             if len(payload) > self.max_payload_bytes:
                 self._waiting_bytes -= len(payload)
                 self._drop(topic, f"{len(payload)} bytes, the broker takes {self.max_payload_bytes}")
                 continue
+            expires_s = 0 if left_s == math.inf else math.ceil(left_s)
             number = connection.publish(topic, payload, retain, expires_s)
             if number is None:
                 self._waiting_bytes -= len(payload)
