@@ -210,7 +210,9 @@ class Planner:
         except (SettingsError, ModuleNotFoundError) as error:
             spec = self._spec(name, {}, column, seed)
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
-        finished = self._finished.get(_without_machine(identity))
+        unnoted = _without(identity, "samples")  # by earlier versions
+        known = (self._finished.get(_without(key, "torch_device", "in_step")) for key in (identity, unnoted))
+        finished = next(filter(None, known), None)
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
         spec = dataclasses.replace(spec, out=folder)
         state, problem = State.FINISHED if finished else State.MISSING, ""
@@ -218,7 +220,7 @@ class Planner:
             earlier = None if finished else _earlier_run(folder)
         except SettingsError as error:
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
-        if earlier is not None and _key(earlier) == identity:
+        if earlier is not None and _key(earlier) in {identity, unnoted}:
             state = State.BEGUN
             spec = dataclasses.replace(spec, threads=earlier["num_threads"], resume=True)
         elif earlier is not None:
@@ -357,10 +359,11 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _finished_below(out: Path) -> dict[str, Path]:
+    """Return what a finished run is known by -> its folder. On a GPU, or in step, it would differ in rounding alone."""
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
         with contextlib.suppress(SettingsError):  # a damaged one is made again, from the rounds beside it
-            finished[_without_machine(_key(read_json(path, _Known).run))] = path.parent
+            finished[_without(_key(read_json(path, _Known).run), "torch_device", "in_step")] = path.parent
     return finished
 
 
@@ -372,9 +375,8 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
     return read_json(path, dict[str, Any])
 
 
-def _without_machine(key: str) -> str:
-    """Return what a finished run is known by: on a GPU, or in step, it would differ in rounding."""
-    return _key({name: value for name, value in json.loads(key).items() if name not in {"torch_device", "in_step"}})
+def _without(key: str, *names: str) -> str:
+    return _key({name: value for name, value in json.loads(key).items() if name not in names})
 
 
 def _key(run: Mapping[str, Any]) -> str:

@@ -389,6 +389,24 @@ def test_a_folder_with_another_run_is_left_alone(table: Table, tmp_path: Path):
     assert path.read_bytes() == before
 
 
+def test_runs_of_versions_that_did_not_note_what_files_held_are_still_known(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE]
+    table(*arguments)
+    folder = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0"
+    earlier = json.loads((folder / "result.json").read_text())["run"]
+    assert "samples" not in earlier
+    monkeypatch.setattr("replayfleet.federation.simulator.job.OF_ANY_FILES", ("fashion-mnist",))
+    assert "0 runs to do, 1 finished before" in table(*arguments)[1]
+    (folder / "result.json").unlink()
+    (folder / "state").mkdir(exist_ok=True)
+    (folder / "state" / "run.json").write_text(json.dumps(earlier))
+    assert "begun" in table(*arguments, "--dry-run")[1]
+    (folder / "state" / "run.json").write_text(json.dumps({**earlier, "samples": "others"}))
+    assert "holds another run: samples was 'others'" in table(*arguments)[2]
+
+
 def test_a_column_can_be_run_though_without_one_of_its_settings_nothing_could(tmp_path: Path):
     asked = {"num_clients": 3, "num_absent": 2}  # the preset has two clients, of whom two can't be absent
     column = plan.Column(scenario="gradual", dataset="fashion-mnist", set=asked)
