@@ -52,7 +52,6 @@ from replayfleet.federation.streams.datasets import (
     OF_ANY_FILES,
     AnyDataset,
     BoxDataset,
-    Dataset,
     default_image_size,
     load_any_dataset,
 )
@@ -341,9 +340,8 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
     packages = {f"{group} {name}": code for group, name, ours in used if (code := code_of(group, name, ours))}
     if packages:
         identity["packages"] = packages
-    data, anybodys = simulation.dataset, spec.dataset in OF_ANY_FILES or spec.dataset not in DATASETS
-    if isinstance(data, Dataset) and anybodys:
-        identity["samples"] = digest_of((data.train, data.test))
+    if spec.dataset in OF_ANY_FILES or spec.dataset not in DATASETS:
+        identity["samples"] = digest_of((simulation.dataset.train, simulation.dataset.test))
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

@@ -406,8 +406,8 @@ DATASETS: dict[str, DatasetKind] = {
     ),
 }
 
-OF_ANY_FILES = ("features", "folder")
-"""Those that are whatever an operator's files are; the others are the same everywhere."""
+OF_ANY_FILES = ("carla-crops", "features", "folder")
+"""Those that are whatever an operator's files are, as ``BOX_DATASETS`` are; the others are the same everywhere."""
 
 
 def _fault(_name: str, kind: object) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +131,18 @@ Parts: TypeAlias = tuple[LabelledImages, LabelledImages]
 """(train, test)."""
 
 
-def digest_of(parts: Parts) -> str:
+class _Labelled(Protocol):
+    """Classes or boxes."""
+
+    @property
+    def images(self) -> object: ...
+    @property
+    def labels(self) -> NDArray[Any]: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+
+def digest_of(parts: Iterable[_Labelled]) -> str:
     """Return a digest of what a set holds, wherever it lies: classes, labels and names of files; no pixel is read."""
     found = hashlib.sha256()
     for part in parts:

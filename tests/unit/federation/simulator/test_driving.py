@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_an_interrupted_drive_goes_on_and_ends_like_another(tmp_path: Path):
 
 def vars_of(given: RunSpec) -> dict[str, Any]:
     return {name: getattr(given, name) for name in RunSpec.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("dataset", ["carla-crops", "carla-boxes"])
+def test_a_run_on_other_drives_is_another_run(tmp_path: Path, dataset: str):
+    asked = options(tmp_path, dataset=dataset, method="fedavg")
+    first, again = (prepare(asked).identity for _ in range(2))
+    assert first == again
+    write_driving(tmp_path / "longer/carla", {**TOWNS, "Town03": [[3, 2]] * 11 + [[2, 3]]})
+    longer = prepare(dataclasses.replace(asked, data_root=tmp_path / "longer")).identity
+    assert {key for key in first if first[key] != longer[key]} == {"samples"}
 
 
 def test_the_command_says_the_accuracy_per_town(
