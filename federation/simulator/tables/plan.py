@@ -211,7 +211,7 @@ class Planner:
             spec = self._spec(name, {}, column, seed)
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
         unnoted = _without(identity, "samples")  # by earlier versions
-        known = (self._finished.get(_without(key, "torch_device", "in_step")) for key in (identity, unnoted))
+        known = (self._finished.get(_without_machine(key)) for key in (identity, unnoted))
         finished = next(filter(None, known), None)
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
         spec = dataclasses.replace(spec, out=folder)
@@ -359,11 +359,10 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _finished_below(out: Path) -> dict[str, Path]:
-    """Return what a finished run is known by -> its folder. On a GPU, or in step, it would differ in rounding alone."""
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
         with contextlib.suppress(SettingsError):  # a damaged one is made again, from the rounds beside it
-            finished[_without(_key(read_json(path, _Known).run), "torch_device", "in_step")] = path.parent
+            finished[_without_machine(_key(read_json(path, _Known).run))] = path.parent
     return finished
 
 
@@ -373,6 +372,11 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return read_json(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
     return read_json(path, dict[str, Any])
+
+
+def _without_machine(key: str) -> str:
+    """Return what a finished run is known by: on a GPU, or in step, it would differ in rounding."""
+    return _without(key, "torch_device", "in_step")
 
 
 def _without(key: str, *names: str) -> str:
