@@ -119,8 +119,13 @@ def load_dataset(
         return next((found for place in places if (found := _read(name, kind, place, size)) is not None), None)
 
     found = parts()
-    if found is None and download and kind.download is not None and (writable := [*own, *_cache()]):
-        kind.download(writable[0])
+    if found is None and download and kind.download is not None:
+        folder = next(iter([*own, *_cache()]), None)
+        if folder is None:
+            raise SettingsError(
+                f"no folder to download {name} into: this user has no home of its own; give one with --data-root"
+            )
+        kind.download(folder)
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
