@@ -41,9 +41,12 @@ class Hung:
 
     def __init__(self) -> None:
         self._open = {name: threading.Event() for name in LOOPS}
+        self.reached = threading.Event()
         self.release()
 
     def pass_by(self, name: str) -> None:
+        if not self._open[name].is_set():
+            self.reached.set()
         assert self._open[name].wait(120)
 
     def hang(self, name: str) -> None:
@@ -153,6 +156,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         before = {loop: client.systemd.hears("WATCHDOG=1", FED_WITHIN_S) for loop, client in clients.items()}
         for loop, client in clients.items():
             client.hang(loop)
+            assert client.doors.reached.wait(60), "it hangs from now on, however slow this machine is"
             client.systemd.read()
         time.sleep(STILL_S)
         meanwhile = {loop: client.systemd.read().count("WATCHDOG=1") for loop, client in clients.items()}
