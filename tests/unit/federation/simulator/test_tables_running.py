@@ -171,7 +171,7 @@ def test_a_run_that_stops_by_itself_without_being_asked_has_failed(tmp_path: Pat
 
 
 def test_an_interruption_ends_every_process(tmp_path: Path):
-    world = World()
+    world, before = World(), signal.getsignal(signal.SIGTERM)
 
     def interrupted(seconds: float) -> None:
         world.sleep(seconds)
@@ -183,7 +183,7 @@ def test_an_interruption_ends_every_process(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         runner.run_all()
     assert world.alive == []
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 _PARENT = """
