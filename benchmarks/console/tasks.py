@@ -9,6 +9,7 @@ and clicks what is there; it begins at the first page, logged in. People take lo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -51,9 +52,13 @@ class Operator:
         self.done: list[Task] = []
 
     def click(self, selector: str, until: str) -> None:
-        self._clicks += 1
-        self.page.click(selector)
-        self.page.wait(f"document.readyState === 'complete' && ({until})")
+        """Click until it counts: a page that is renewed may move what was under the mouse, on a slow machine."""
+        for patience_s in (15.0, 60.0):
+            self._clicks += 1
+            self.page.click(selector)
+            with contextlib.suppress(AssertionError):
+                return self.page.wait(f"document.readyState === 'complete' && ({until})", patience_s)
+        raise AssertionError(f"{selector} leads to no page with {until}:\n{self.page.text()}")
 
     def task(self, what: str, do: Callable[[], str]) -> None:
         self.page.open(self._home)
