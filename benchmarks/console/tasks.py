@@ -52,13 +52,15 @@ class Operator:
         self.done: list[Task] = []
 
     def click(self, selector: str, until: str) -> None:
-        """Click until it counts: a page that is renewed may move what was under the mouse, on a slow machine."""
-        for patience_s in (15.0, 60.0):
+        """Click, once more where it led nowhere: a page that is renewed may move what was under the mouse."""
+        reached, here = f"document.readyState === 'complete' && ({until})", self.page.run("location.href")
+        for _ in range(2):
             self._clicks += 1
             self.page.click(selector)
             with contextlib.suppress(AssertionError):
-                return self.page.wait(f"document.readyState === 'complete' && ({until})", patience_s)
-        raise AssertionError(f"{selector} leads to no page with {until}:\n{self.page.text()}")
+                self.page.wait(f"location.href !== {json.dumps(here)} || ({reached})", 15.0)
+                break
+        self.page.wait(reached)
 
     def task(self, what: str, do: Callable[[], str]) -> None:
         self.page.open(self._home)

@@ -48,8 +48,9 @@ class Collector:
         self._right: Counter[str] = Counter()
         self._recent: collections.deque[tuple[int, int]] = collections.deque()
         self._num_pictures = 0
-        self._num_new_pictures = self._num_pictures_unused = 0
-        self._not_again: set[int] = set()
+        self._num_new_pictures = 0
+        self._again: list[Samples] = []  # the round's, until it is learned or they are taken back
+        self._num_pictures_again = 0
         self._ended = False
         self._changing = threading.Lock()
         self.num_dropped = 0
@@ -102,7 +103,11 @@ class Collector:
                     self._num_new_pictures -= 1
                     self._waiting_bytes -= _size_bytes(samples)
                     return True
-            self._not_again.add(id(samples))
+            for again, found in enumerate(self._again):
+                if found is samples:
+                    del self._again[again]
+                    self._num_pictures_again -= 1
+                    break
             return False
 
     @property
@@ -127,9 +132,8 @@ class Collector:
             if not self._is_enough():
                 return None
             self._round = (round_index, [*self._waiting])
-            self._not_again.clear()
+            self._again, self._num_pictures_again = [*self._waiting], self._num_new_pictures
             self._waiting.clear()
-            self._num_pictures_unused = self._num_new_pictures
             self._num_waiting = self._waiting_bytes = self._num_new_pictures = 0
             return _joined(self._round[1])
 
@@ -137,7 +141,7 @@ class Collector:
         """No later round is to get this one's samples."""
         with self._changing:
             if self._round is not None and self._round[0] == round_index:
-                self._num_pictures_unused = 0
+                self._again, self._num_pictures_again = [], 0
 
     def held_out(self) -> Samples | None:
         """Return the held-out samples so far, or None if there are none."""
@@ -168,15 +172,12 @@ class Collector:
             )
 
     def _take_again(self) -> None:
-        if self._round is not None and self._num_pictures_unused:
-            pictures = [one for one in self._round[1] if id(one) not in self._not_again]
-            self._num_pictures_unused -= len(self._round[1]) - len(pictures)
-            self._waiting.extendleft(reversed(pictures))
-            self._num_waiting += sum(map(len, pictures))
-            self._waiting_bytes += sum(map(_size_bytes, pictures))
-            self._num_new_pictures += self._num_pictures_unused
-            self._num_pictures_unused = 0
-            self._drop_excess()
+        self._waiting.extendleft(reversed(self._again))
+        self._num_waiting += sum(map(len, self._again))
+        self._waiting_bytes += sum(map(_size_bytes, self._again))
+        self._num_new_pictures += self._num_pictures_again
+        self._again, self._num_pictures_again = [], 0
+        self._drop_excess()
 
     def _is_enough(self) -> bool:
         if self._ended:

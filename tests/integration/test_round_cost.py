@@ -12,7 +12,7 @@ from benchmarks.deployed_round import measure
 
 ROUNDS, REST_S = 6, 0.03
 MOST = 32.0
-"""Times ``yardstick_s``. Two members that don't train take 16 of it on quiet cores, about 10 on a busy host's."""
+"""Times ``yardstick_s``. Idle members took about 10 on a busy host, 16 of it without rests on quiet cores."""
 
 
 def yardstick_s() -> float:

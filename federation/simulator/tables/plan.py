@@ -211,8 +211,7 @@ class Planner:
             spec = self._spec(name, {}, column, seed)
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
         unnoted = _without(identity, "samples")  # by earlier versions
-        known = (self._finished.get(_without_machine(key)) for key in (identity, unnoted))
-        finished = next(filter(None, known), None)
+        finished = self._finished.get(_without_machine(identity)) or self._finished.get(_without_machine(unnoted))
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
         spec = dataclasses.replace(spec, out=folder)
         state, problem = State.FINISHED if finished else State.MISSING, ""
