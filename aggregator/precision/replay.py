@@ -46,12 +46,14 @@ class Replay:
         images: (N, C, H, W) to use in place of replay; None: replay.
 
     Raises:
-        SettingsError: Too few images.
+        SettingsError: Too few images, or some that are no numbers.
     """
 
     def __init__(self, spec: FleetSpec, sampler: Sampler, blobs: BlobFiles, images: Array | None = None) -> None:
         if images is not None and len(images) < 2 * MIN_JUDGED:
             raise SettingsError(f"calibration: {len(images)} images, expected at least {2 * MIN_JUDGED}")
+        if images is not None and not np.isfinite(images).all():
+            raise SettingsError("calibration: images hold NaN or infinity, expected finite numbers")
         self._spec, self._sampler, self._blobs, self._images = spec, sampler, blobs, images
 
     def samples(
@@ -74,8 +76,8 @@ class Replay:
         else:
             held_back = NUM_CALIBRATING if calibrated else 0
             pool = self._drawn(_chosen(clients, state), held_back + NUM_JUDGED, round_index)
-        if not np.isfinite(pool).all():
-            raise NoSamples("the sub-generators draw NaN or infinity")
+            if not np.isfinite(pool).all():
+                raise NoSamples("the sub-generators draw NaN or infinity")
         origin = "of replay" if self._images is None else "of the operator's"
         facts = {"calibration": f"{count_of(held_back, 'sample')} {origin}"} if held_back else {}
         return SampleSet(pool[:held_back], pool[held_back:], facts=facts)

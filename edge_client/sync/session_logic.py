@@ -145,8 +145,8 @@ def _held_up(now: Situation, word: Announcement) -> Step | None:
     """What keeps a client from training that could begin to."""
     if not now.trains:
         return Step.SERVE_ONLY
-    if word.paused:
-        return Step.PAUSED
+    if word.paused:  # by an operator, or for the round isn't due
+        return Step.WAIT_ROUND if word.rests_s else Step.PAUSED
     return None if now.has_disk else Step.WAIT_DISK  # what is trained must be kept
 
 

@@ -32,7 +32,7 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
         "`aggregator enroll cam-1` takes it in",
     ),
     ({"paused": True, "step": Step.PAUSED}, Why.PAUSED, "`aggregator resume`"),
-    ({"rests_s": 40.0, "step": Step.PAUSED}, Why.NOT_DUE, "isn't due yet"),
+    ({"rests_s": 40.0, "step": Step.WAIT_ROUND}, Why.NOT_DUE, "isn't due yet"),
     ({"trains": False, "step": Step.SERVE_ONLY}, Why.SERVES_ONLY, "torch isn't installed, or --no-train"),
     (
         {"step": Step.WAIT_DATA, "round": 3, "labels": LabelProgress(12, 40, 3, 5)},

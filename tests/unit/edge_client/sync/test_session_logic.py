@@ -150,6 +150,8 @@ def test_who_is_excluded_or_shut_out_begins_nothing_and_offers_nothing(marked: s
 def test_while_the_fleet_is_paused_nobody_begins_and_what_is_trained_is_uploaded() -> None:
     paused = replace(READY, announcement=msgspec.structs.replace(word(3), paused=True))
     assert next_step(paused) is Step.PAUSED
+    resting = msgspec.structs.replace(word(3), paused=True, rests_s=40.0)
+    assert next_step(replace(READY, announcement=resting)) is Step.WAIT_ROUND, "no operator paused it"
     assert next_step(replace(paused, held=at(2))) is Step.WAIT_DOWNLOAD
     assert next_step(replace(paused, trained=at(3), pending=Pending(at(3)))) is Step.OFFER
 
