@@ -2,10 +2,10 @@ r"""Settings for every method at the same price: as many trials for each, on a s
 
     python -m replayfleet.scripts.experiments.search pfedgrp pfedgrp-plus fedcil --trials 8 --out runs/search
 
-Trial 0 is the preset itself, the others draw each of a method's settings below from a few values, with the number of
-the trial as the seed. Training and test images are both of the training set, so that no test image of a table is looked
-at. The score is the mean accuracy of the last five rounds. Every trial is a line of ``trials.jsonl``, whatever came
-out; the same command goes on with those that are missing.
+Trial 0 is the method as tables have it, the others draw each of its settings below from a few values, with the number
+of the trial as the seed. Training and test images are both of the training set, so that no test image of a table is
+looked at. The score is the mean accuracy of the last five rounds. Every trial is a line of ``trials.jsonl``, whatever
+came out; the same command goes on with those that are missing.
 """
 
 from __future__ import annotations
@@ -62,13 +62,16 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "fedavg-replay": {"sub_generator_epochs": ("50", "120", "200")},
     "fedcil": {"local_iterations": ("90", "200", "400"), "gan_learning_rate": ("0.0001", "0.0003", "0.001")},
-    "mfcl": {"generator_steps": ("40", "100", "200"), "replay_labels": ("own", "latents")},
+    "mfcl": {"generator_steps": ("40", "100", "200")},
     "lander": {"student_steps": ("10", "30", "50"), "synthesis_rounds": ("4", "10")},
     "target": {"synthesis_rounds": ("4", "10"), "passes": ("apart", "joined")},
     "affcl": {"local_iterations": ("40", "100", "200"), "flow_learning_rate": ("0.0001", "0.0003", "0.001")},
     "fedprox": {"mu": ("0.001", "0.01", "0.1")},
 }
 """Method -> settings of its own -> values."""
+
+ROWS = {"mfcl": {"replay_labels": "latents"}}
+"""Method -> what its rows in tables change in the preset; every trial has it, trial 0 too."""
 
 
 def validation(data: Dataset) -> Dataset:
@@ -86,7 +89,7 @@ def validation(data: Dataset) -> Dataset:
 
 
 def trial_settings(method: str, trial: int) -> dict[str, str]:
-    """Return what a trial changes in the preset; nothing for trial 0.
+    """Return what a trial changes in the method's row; nothing for trial 0.
 
     Raises:
         SettingsError: There is no such method.
@@ -121,12 +124,19 @@ def run_trial(spec: RunSpec, data: Dataset) -> dict[str, Any]:
 @click.option("--settings", "preset", default="small", help="Preset that trial 0 is and others change.")
 @click.option("--clients", type=click.IntRange(1), default=2, help="Of the stream.")
 @click.option("--rounds", type=click.IntRange(1), default=10, help="Of the stream.")
+@click.option("--set", "fixed", multiple=True, metavar="NAME=VALUE", help="In all trials of methods that have it.")
 @click.option("--minutes", type=click.FloatRange(min=0), default=None, help="Begin no trial later.")
 @click.option("--data-root", type=click.Path(path_type=Path), default=None, help="Folder of data sets.")
 @click.option("--out", type=FOLDER, required=True, help="Folder of trials.jsonl.")
-def search(methods: tuple[str, ...], trials: int, minutes: float | None, out: Path, **given: Any) -> int:
+def search(
+    methods: tuple[str, ...], trials: int, fixed: tuple[str, ...], minutes: float | None, out: Path, **given: Any
+) -> int:
     """Try settings of METHODS, as many of each; exit code 3: the same command goes on."""
     let_idle_threads_sleep()
+    everyones = {name for method in methods for name in method_fields(ALL_METHODS.named(method))}
+    for word in fixed:
+        if word.partition("=")[0] not in everyones:
+            raise SettingsError(f"--set {word}: none of these methods has such a setting; expected NAME=VALUE")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "trials.jsonl"
     done = {(line["method"], line["trial"]) for line in lines_of(path)}
@@ -138,13 +148,15 @@ def search(methods: tuple[str, ...], trials: int, minutes: float | None, out: Pa
         if ends is not None and time.monotonic() >= ends:
             click.echo(f"stopped: {minutes:g} minutes have passed; the same command goes on")
             return UNFINISHED
-        overrides = tuple(f"{name}={text}" for name, text in settings[key].items())
+        row, known = ROWS.get(key[0], {}), method_fields(ALL_METHODS[key[0]])
+        own = [word for word in fixed if word.partition("=")[0] in known]
+        overrides = (*own, *(f"{name}={text}" for name, text in {**row, **settings[key]}.items()))
         spec = RunSpec(method=key[0], seed=SEED, overrides=overrides, workers=1, out=out, **given)
         line = {"method": key[0], "trial": key[1], "settings": settings[key], **run_trial(spec, data)}
         line |= {"hardware": hardware(), "versions": versions(), "commit": commit()}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, sort_keys=True) + "\n")
-        click.echo(f"{key[0]}, trial {key[1]}: {100 * line['score']:.1f} % {' '.join(overrides)}")
+        click.echo(f"{key[0]}, trial {key[1]}: {100 * line['score']:.1f} % {' '.join(overrides)}".rstrip())
     for text in best_of(lines_of(path)):
         click.echo(text)
     return 0

@@ -54,6 +54,12 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyte
     assert CliRunner().invoke(search.search, [*words, "--trials", "2"], standalone_mode=False).return_value == 0
     assert [name for name, _, _ in ran] == ["fedavg", "pfedgrp", "fedavg", "pfedgrp"]  # equal budgets at any moment
     assert {seed for _, seed, _ in ran} == {1000}
+    words = ["fedcil", "mfcl", "--set", "precision=bfloat16", "--out", str(tmp_path / "fixed"), "--trials", "1"]
+    assert CliRunner().invoke(search.search, words, standalone_mode=False).return_value == 0
+    assert [overrides for *_, overrides in ran[4:]] == [(), ("precision=bfloat16", "replay_labels=latents")]
+    refused = CliRunner().invoke(search.search, ["mfcl", "--set", "precison=x", *words[4:]], standalone_mode=False)
+    assert isinstance(refused.exception, SettingsError)
+    assert "precison" in str(refused.exception)
     assert [line["trial"] for line in lines_of(tmp_path / "trials.jsonl")] == [0, 0, 1, 1]
     assert best_of(lines_of(tmp_path / "trials.jsonl"))[0].startswith(
         "fedavg: best of 2 trials 80.0 %, the preset 60.0 %"
