@@ -25,8 +25,10 @@ from replayfleet.federation.simulator.tables.paper import EXPERIMENTS
 from replayfleet.federation.simulator.tables.report import machine
 from replayfleet.scripts.experiments.raw_results import Raw, unpacked
 from replayfleet.scripts.experiments.reproduce import BLOCKS
+from replayfleet.scripts.experiments.search import lines_of
 
 RAW = Path("results/trained/runs.tar.xz")
+TRIALS = Path("results/trained/trials.jsonl")
 PAGE = Path("docs/results.md")
 PERTURBED = "+perturbed"
 _FEWER = "-int8"
@@ -80,10 +82,10 @@ def found_in(runs: Mapping[str, Raw]) -> list[Found]:
     return found
 
 
-def page_of(runs: Sequence[Found]) -> tuple[str, dict[str, bytes]]:
+def page_of(runs: Sequence[Found], trials: Sequence[Mapping[str, Any]] = ()) -> tuple[str, dict[str, bytes]]:
     """Return the page, and its charts by file name."""
     sections, charts = [], {}
-    for section, chart in (*_claims(runs), _trained(runs), _constant(runs)):
+    for section, chart in (*_claims(runs), _trained(runs), _constant(runs), (_searched(trials), {})):
         sections += [*section, ""]
         charts.update(chart)
     head = ["# Results", "", *_HEAD.format(late=LATE_ROUNDS, old=OLD_ROUNDS).splitlines(), ""]
@@ -111,6 +113,35 @@ def _constant(runs: Sequence[Found]) -> tuple[list[str], dict[str, bytes]]:
         ("800 samples a round", "all samples"),
         "results-constant",
     )
+
+
+def _searched(trials: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what as many trials gave each method: those that one has more of than another don't count."""
+    lines = ["## As many trials for every method", ""]
+    by_method: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for trial in trials:
+        by_method.setdefault(trial["method"], {})[trial["trial"]] = trial
+    each = min((len(own) for own in by_method.values()), default=0)
+    if not each:
+        return [*lines, "Not run yet."]
+    lines += [
+        f"{each} trials of each method on a stream that no table uses, of training images alone: trial 0 is its row as",
+        f"tables have it, the others draw settings. AA{LATE_ROUNDS} on it; one seed: of two a point apart neither is",
+        "better. [Every trial](../results/trained/trials.jsonl), also those beyond.",
+        "",
+        _row(("method", "as in tables", "best", "worst", "settings of the best", "CPU min of all")),
+        _row(("---", "--:", "--:", "--:", "---", "--:")),
+    ]
+    for method, own in by_method.items():
+        equal = [own[number] for number in sorted(own)[:each]]
+        best, worst = max(equal, key=lambda one: one["score"]), min(equal, key=lambda one: one["score"])
+        settings = ", ".join(f"`{name}={text}`" for name, text in best["settings"].items()) or "those of the tables"
+        scores = (f"{100 * one['score']:.1f}" for one in (equal[0], best, worst))
+        minutes = sum(one["process_cpu_s"] for one in equal) / 60
+        lines.append(_row((f"`{method}`", *scores, settings, f"{minutes:.0f}")))
+    held = "".join(f" --set {word}" for word in trials[0]["fixed"])
+    command = f"python -m replayfleet.scripts.experiments.search {' '.join(by_method)}{held} --trials {each}"
+    return [*lines, "", "```sh", f"{command} --out runs/search", "```"]
 
 
 def _beside(runs: Sequence[Found], suffix: str) -> list[tuple[Found, Found]]:
@@ -457,7 +488,7 @@ def _mean(values: Iterable[float]) -> float:
 def main() -> None:
     """Read the command line, which has no options but --help, and write the page and its charts."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    text, charts = page_of(found_in(unpacked(RAW)))
+    text, charts = page_of(found_in(unpacked(RAW)), lines_of(TRIALS))
     for old in PAGE.parent.glob("results-*.png"):
         old.unlink()
     for name, png in charts.items():

@@ -152,7 +152,7 @@ def search(
         own = [word for word in fixed if word.partition("=")[0] in known]
         overrides = (*own, *(f"{name}={text}" for name, text in {**row, **settings[key]}.items()))
         spec = RunSpec(method=key[0], seed=SEED, overrides=overrides, workers=1, out=out, **given)
-        line = {"method": key[0], "trial": key[1], "settings": settings[key], **run_trial(spec, data)}
+        line = {"method": key[0], "trial": key[1], "settings": settings[key], "fixed": fixed, **run_trial(spec, data)}
         line |= {"hardware": hardware(), "versions": versions(), "commit": commit()}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, sort_keys=True) + "\n")

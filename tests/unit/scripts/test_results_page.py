@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from replayfleet.federation.simulator.result import Result
 from replayfleet.scripts.experiments.raw_results import pack, unpacked
 from replayfleet.scripts.experiments.reproduce import BLOCKS, Block, choice_of, reproduce, table_of
 from replayfleet.scripts.experiments.results_page import found_in, page_of
+from replayfleet.scripts.experiments.search import lines_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +42,7 @@ def committed(tmp_path: Path, *blocks: str) -> Path:
 
 def test_the_page_is_what_the_raw_results_give():
     raw, page = ROOT / "results/trained/runs.tar.xz", ROOT / "docs/results.md"
-    text, charts = page_of(found_in(unpacked(raw)))
+    text, charts = page_of(found_in(unpacked(raw)), lines_of(ROOT / "results/trained/trials.jsonl"))
     assert text == page.read_text(encoding="utf-8")
     assert {path.name for path in (ROOT / "docs").glob("results-*.png")} == charts.keys()
 
@@ -69,6 +71,19 @@ def test_numbers_stand_in_the_page_and_what_isnt_run_is_said(tmp_path: Path):
     assert "Largest change: 0.0 points" in text
     assert "Not run yet." in text  # Centralized on all samples
     assert len(charts) == 2
+
+
+def test_of_a_search_as_many_trials_of_each_method_count(tmp_path: Path):
+    def trial(method: str, number: int, score: float) -> dict[str, Any]:
+        settings = {"learning_rate": f"0.{number}"} if number else {}
+        line = {"method": method, "trial": number, "score": score, "settings": settings, "process_cpu_s": 60.0}
+        return {**line, "fixed": ["precision=bfloat16"]}
+
+    trials = [trial("pfedgrp", 0, 0.7), trial("fedcil", 0, 0.5), trial("pfedgrp", 1, 0.6), trial("fedcil", 1, 0.55)]
+    text, _ = page_of([], [*trials, trial("pfedgrp", 2, 0.9)])
+    assert "| `pfedgrp` | 70.0 | 70.0 | 60.0 | those of the tables | 2 |" in text
+    assert "| `fedcil` | 50.0 | 55.0 | 50.0 | `learning_rate=0.1` | 2 |" in text
+    assert "search pfedgrp fedcil --set precision=bfloat16 --trials 2 --out" in text
 
 
 @pytest.mark.parametrize(("system", "said"), [("", "CPU seconds."), ("other", "CPU seconds, on machines that differ.")])
