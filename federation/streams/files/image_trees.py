@@ -39,7 +39,7 @@ def read_zip(path: Path, size: int) -> Parts:
     Raises:
         SettingsError: The zip is damaged, or its classes are fewer than two or differ between the parts.
     """
-    pattern = re.compile(r"(?:[^/]+/)?(train|test)/([^/]+)/[^/]+\.(?:png|jpe?g)")
+    pattern = re.compile(r"(?:[^/]+/)?(train|test)/([^/]+)/[^/]+\.(?i:png|jpe?g)")
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:

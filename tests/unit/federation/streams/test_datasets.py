@@ -187,7 +187,7 @@ def test_a_label_beyond_the_classes_is_refused(tmp_path: Path):
 
 
 def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path: Path):
-    members = cifar_members()
+    members = {path.replace(".jpg", ".JPG").replace(".png", ".PNG"): data for path, data in cifar_members().items()}
     write_zip(tmp_path / "cifar10-images.zip", members)
     write_tree(tmp_path / "unpacked", members)
     for root in (tmp_path, tmp_path / "unpacked"):
