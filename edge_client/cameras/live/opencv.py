@@ -5,7 +5,9 @@ Axes: H height, W width. OpenCV is imported inside functions only: on a Jetson i
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
 import threading
 import time
@@ -27,7 +29,12 @@ Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=60)]
 Complaints: TypeAlias = Callable[[], str]
 """What native libraries wrote to standard error since the last call."""
 
+_MAX_OVERHEARD = 65_536
+
 _DECODER_ERROR = re.compile(r"\[(?:mjpeg|h264|hevc|av1|libdav1d|mpeg4|mpeg2video|vp8|vp9)\w* @ \w+\] (?P<what>.+)")
+UNCONVERTED = re.compile(r"\[swscaler @ \w+\] (?P<what>Cannot .+)")
+"""What is said of a picture that was decoded and can't be made RGB: OpenCV from 4.13 on gives what its memory held."""
+
 _LIBRARY_ERROR = re.compile(r"\[\w+ @ \w+\] (?P<what>.+)")
 
 
@@ -86,9 +93,7 @@ class CaptureLoop:
         capture = self._open_capture()
         try:
             if not capture.isOpened():
-                raise CameraError(
-                    f"it can't be opened{_because(self._complaints())}; `edge-client doctor` looks closer"
-                )
+                raise CameraError(f"it can't be opened{because(self._complaints())}; `edge-client doctor` looks closer")
             self._complaints()
             yield from self._read(capture, stop)
         except CameraError as error:
@@ -103,13 +108,15 @@ class CaptureLoop:
             if not capture.grab():
                 silent_s = self._clock() - before
                 what = "its stream ended" if silent_s < self._read_timeout_s else f"it was silent for {silent_s:.1f} s"
-                raise CameraError(what + _because(self._complaints()))
+                raise CameraError(what + because(self._complaints()))
             captured_at = self._clock()
             frame_id = self._next_id
             self._next_id += 1
             damage = _DECODER_ERROR.search(self._complaints())
             if damage is None:
                 pixels = _retrieved(capture)
+                damage = UNCONVERTED.search(self._complaints())
+            if damage is None:
                 good_at = captured_at
                 yield Picture(self._name, frame_id, pixels, captured_at)
             elif captured_at - good_at > self._read_timeout_s:
@@ -204,7 +211,23 @@ def _retrieved(capture: Capture) -> NDArray[np.uint8]:
     return rgb
 
 
-def _because(complaints: str) -> str:
+@contextlib.contextmanager
+def overheard() -> Iterator[Complaints]:
+    """Take over standard error meanwhile, and yield what tells, also afterwards, what native libraries wrote there."""
+    said: list[str] = []
+    kept, reading = os.dup(2), os.memfd_create("overheard")
+    os.dup2(reading, 2)
+    try:
+        yield lambda: "".join(said)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        said.append(os.pread(reading, _MAX_OVERHEARD, 0).decode(errors="replace"))
+        os.close(reading)
+
+
+def because(complaints: str) -> str:
+    """Return the last reason among them in brackets; nothing if there is none."""
     found = _LIBRARY_ERROR.findall(complaints)
     return f" ({found[-1].strip()})" if found else ""
 

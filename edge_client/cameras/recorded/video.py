@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from replayfleet.edge_client.cameras.live.opencv import UNCONVERTED, because, overheard
 from replayfleet.edge_client.cameras.recorded.pace import Pace
 from replayfleet.edge_client.cameras.recorded.sidecars import (
     NAMES_FILES,
@@ -169,10 +170,13 @@ def _probe(settings: VideoSettings) -> tuple[float, int]:
     if not os.access(path, os.R_OK):
         raise SettingsError(f"film {str(path)!r} can't be read: permission denied")
     cv2 = require_opencv()
-    capture = cv2.VideoCapture(str(path))
+    with overheard() as complaints:
+        capture = cv2.VideoCapture(str(path))
+        decoded = capture.isOpened() and capture.read()[0]
     try:
-        if not capture.isOpened() or not capture.read()[0]:
-            raise SettingsError(f"film {path} can't be decoded: damaged, or of a kind that this OpenCV doesn't read")
+        if not decoded or UNCONVERTED.search(complaints()):
+            why = f"{because(complaints())}: damaged, or of a kind that this OpenCV doesn't read"
+            raise SettingsError(f"film {path} can't be decoded{why}")
         own_rate_hz, num_frames = (float(capture.get(p)) for p in (cv2.CAP_PROP_FPS, cv2.CAP_PROP_FRAME_COUNT))
     finally:
         capture.release()

@@ -18,6 +18,7 @@ from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 STALE = "[mjpeg @ 0x55d6c0816a00] error count: 64\n[mjpeg @ 0x55d6c0816a00] error y=0 x=4\n"
+INTERLACED = "[swscaler @ 0x560a9160c740] Cannot convert interlaced to progressive frames or vice versa.\n"
 
 
 class DoubledCapture:
@@ -140,7 +141,14 @@ def test_pixels_that_are_no_eight_bit_colours_are_refused() -> None:
 
 
 def test_what_a_decoder_complains_about_is_thrown_away_for_it_shows_an_older_picture() -> None:
-    said = iter(["", "", "", STALE, "[rtsp @ 0x1] RTP: missed 3 packets\n", ""])
+    said = iter(["", "", "", "", STALE, "[rtsp @ 0x1] RTP: missed 3 packets\n", ""])
+    capture = DoubledCapture(4 * [(192, 16)])
+    pictures, _ = until_lost(loop_over(capture, complaints=lambda: next(said, ""), step_s=0.01))
+    assert [picture.frame_id for picture in pictures] == [0, 2, 3]
+
+
+def test_a_picture_that_cant_be_made_rgb_is_thrown_away_for_it_shows_what_memory_held() -> None:
+    said = iter(["", "", "", "", "", INTERLACED])  # before and after it is opened, then as it is grabbed and fetched
     capture = DoubledCapture(4 * [(192, 16)])
     pictures, _ = until_lost(loop_over(capture, complaints=lambda: next(said, ""), step_s=0.01))
     assert [picture.frame_id for picture in pictures] == [0, 2, 3]

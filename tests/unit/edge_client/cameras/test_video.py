@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from pathlib import Path
@@ -14,6 +15,11 @@ from replayfleet.edge_client.flow import Camera, CameraError, Picture
 from replayfleet.federation.errors import SettingsError
 
 NUM_FRAMES = 12
+INTERLACED = (
+    "AAABswEAEBP//+AYAAABtRSCAAEAAAAAAbgACABAAAABAAAP//gAAAG1j//zgAAAAAEBE3kKUpfM37hAAAABAhN5ClKXzN+4QAAAAbMBABAT///gGAAA"
+    "AbUUggABAAAAAAG4AAgAgAAAAQAAD//4AAABtY//84AAAAABARN5ClKXzN+4QAAAAQITeQpSl8zfuEA="
+)
+"""Two red frames of 16 x 16, MPEG-2: OpenCV writes none."""
 
 
 @pytest.fixture
@@ -158,6 +164,17 @@ def test_a_film_that_cant_be_played_is_refused_before_the_start(film: Path, tmp_
     (tmp_path / "half.mp4").write_bytes(film.read_bytes()[:-400])
     with pytest.raises(SettingsError, match="can't be decoded"):
         _camera(tmp_path / "half.mp4")
+
+
+def test_an_interlaced_film_is_shown_as_it_is_or_refused_but_never_as_what_memory_held(tmp_path: Path):
+    film = tmp_path / "red.m2v"
+    film.write_bytes(base64.b64decode(INTERLACED))
+    try:
+        camera = _camera(film)
+    except SettingsError as error:  # OpenCV from 4.13 on
+        assert "can't be decoded (Cannot convert interlaced to progressive frames" in str(error)  # noqa: PT017
+    else:
+        assert [picture.pixels.mean(axis=(0, 1)).round(-1).tolist() for picture in play(camera)] == 2 * [[250, 0, 0]]
 
 
 def test_annotations_that_cant_be_used_are_refused_before_the_start(film: Path, tmp_path: Path):
