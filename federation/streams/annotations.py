@@ -201,10 +201,10 @@ def _yolo_line(words: Sequence[str], num_classes: int) -> tuple[int, tuple[float
         raise ValueError(f"{' '.join(words)[:60]!r} has a value that is no number; {_YOLO}") from None
     for name, value in (("cx", cx), ("cy", cy)):
         if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value:g}, expected 0 to 1")
+            raise ValueError(f"{name} is {value:.9g}, expected 0 to 1")
     for name, value in (("w", w), ("h", h)):
         if not 0 < value <= 1:
-            raise ValueError(f"{name} is {value:g}, expected more than 0 and at most 1")
+            raise ValueError(f"{name} is {value:.9g}, expected more than 0 and at most 1")
     return int(words[0]), (cx, cy, w, h)
 
 

@@ -67,6 +67,7 @@ def test_an_empty_label_file_is_a_picture_without_objects(tmp_path: Path):
         ("0 0.5 0.5 0 0.1", "w is 0, expected more than 0"),
         ("0 0.5 0.5 0.1 inf", "h is inf"),
         ("0 120 40 30 30", "cx is 120"),
+        ("0 0.5 0.5 1.000001 0.1", "w is 1.000001, expected more than 0 and at most 1"),
     ],
 )
 def test_a_bad_yolo_line_is_named_with_what_was_expected(tmp_path: Path, line: str, message: str):
