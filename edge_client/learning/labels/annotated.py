@@ -18,7 +18,8 @@ class AnnotatedLabels:
     """Implements ``Labeller`` and ``BoxLabeller``: an input takes the class of its box, a whole picture that of all.
 
     A picture whose boxes disagree says nothing about the picture as a whole. Class names that the task doesn't have are
-    reported once each and left unlabelled.
+    reported once each and left unlabelled; a detector learns what bears them as background. Where a camera has none but
+    those, nothing is known about its pictures.
 
     Args:
         class_names: camera -> the names that its boxes' class ids stand for.
@@ -31,8 +32,13 @@ class AnnotatedLabels:
             camera: np.array([ids.get(name, UNKNOWN) for name in names], np.int64)
             for camera, names in class_names.items()
         }
-        for name in sorted({name for names in class_names.values() for name in names} - ids.keys()):
-            log.warning("annotated class is not the fleet's", class_name=name, next="served, not trained on")
+        self._strange = {camera for camera, known in self._ids.items() if (known == UNKNOWN).all()}
+        for camera in sorted(self._strange):
+            log.warning("no annotated class is the fleet's", camera=camera, next="served, not trained on")
+        named = {name for camera in class_names.keys() - self._strange for name in class_names[camera]}
+        for name in sorted(named - ids.keys()):
+            next_ = "served, not trained on; a detector learns it as background"
+            log.warning("annotated class is not the fleet's", class_name=name, next=next_)
 
     def labels(self, shown: Shown) -> NDArray[np.int64]:
         """Return the annotated classes, ``UNKNOWN`` where there is no annotation."""
@@ -44,9 +50,9 @@ class AnnotatedLabels:
         return np.full(len(shown.inputs.images), classes[0] if len(set(classes.tolist())) == 1 else UNKNOWN, np.int64)
 
     def boxes(self, shown: Shown) -> Boxes | None:
-        """Return the annotated boxes of the task's classes; None if the picture isn't annotated."""
+        """Return the annotated boxes of the task's classes; None if the picture isn't annotated, or in others alone."""
         boxes, classes = shown.picture.boxes, self._classes(shown)
-        if boxes is None or classes is None:
+        if boxes is None or classes is None or shown.picture.camera in self._strange:
             return None
         known = classes != UNKNOWN
         return Boxes(boxes.corners[known], classes[known])

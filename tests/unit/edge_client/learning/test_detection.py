@@ -67,6 +67,13 @@ def test_a_picture_teaches_its_boxes_of_the_fleets_classes_and_where_nothing_is(
     assert label(None) is None
 
 
+def test_boxes_of_other_classes_alone_dont_teach_that_nothing_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    labels = AnnotatedLabels({"front": ("Car", "Bike")}, TASK.class_names)
+    one = picture(boxes((0, 0, 96, 64), class_ids=(0,)))
+    assert labels.boxes(Shown(one, Detector(TASK).inputs(one), None)) is None
+    assert caplog.messages == ["no annotated class is the fleet's"]
+
+
 def test_a_box_is_found_once_by_an_answer_of_its_class_that_overlaps_by_half() -> None:
     there = boxes((0, 0, 10, 10), (20, 0, 30, 10), class_ids=(0, 0))
 
