@@ -124,7 +124,7 @@ def read_driving_pictures(
             raise SettingsError(f"recorded driving in {folder} has no box in its {name} frames")
     shares = np.concatenate(
         [
-            ((seen.found.corners[:, 2:] - seen.found.corners[:, :2]).astype(np.float64) / seen.size).round(6)
+            ((seen.found.corners[:, 2:] - seen.found.corners[:, :2]).astype(np.float64) / seen.size).round(6).clip(1e-6)
             for seen in parts["train"]
         ]
     )

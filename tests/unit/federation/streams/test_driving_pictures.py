@@ -101,6 +101,12 @@ def test_the_task_is_a_narrow_detector_whose_anchors_and_box_count_come_from_the
     assert task.anchors == (pytest.approx((SIDE / WIDTH, SIDE / 2 / HEIGHT), abs=1e-5),)
 
 
+def test_a_box_of_next_to_no_extent_is_a_box_among_others(tmp_path: Path):
+    root = write_driving(tmp_path, TOWNS)
+    (root / "labels/Town01_000000.txt").write_text("0 0.001 0.001 4e-7 4e-7\n")
+    assert boxes(root).task.anchors[0] == (1e-6, 1e-6)
+
+
 def test_a_round_s_pictures_are_of_one_kind_and_say_what_they_show(tmp_path: Path):
     train = boxes(write_driving(tmp_path, TOWNS)).train
     assert set(train.kinds()) == {0}
