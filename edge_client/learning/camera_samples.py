@@ -35,6 +35,9 @@ MAX_PLACES = 100
 MAX_WAITING = 32
 """Pictures that wait for a label; then live cameras' are not learned from, and recordings wait for room."""
 
+MAX_WAITING_BYTES = 64 << 20
+"""What those may hold that one more may join: of 3840 x 2160 three wait."""
+
 
 class CameraSamples:
     """Implements ``SampleSource`` over what cameras showed.
@@ -66,7 +69,10 @@ class CameraSamples:
 
     def has_room(self) -> bool:
         """Whether another picture may come: labelling keeps up."""
-        return self._waiting.qsize() < MAX_WAITING
+        with self._waiting.mutex:
+            waiting = self._waiting.queue
+            size_bytes = sum(shown.picture.pixels.nbytes for shown in waiting)
+            return len(waiting) < MAX_WAITING and size_bytes < MAX_WAITING_BYTES
 
     def end(self) -> None:
         """Nothing more will come: the next round takes what there is, however little."""

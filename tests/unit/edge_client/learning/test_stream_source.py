@@ -413,6 +413,27 @@ def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() ->
     assert len(found.round_samples(0) or ()) == 50, "of a recording every picture is labelled"
 
 
+def test_of_large_pictures_fewer_wait_for_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on = threading.Event()
+
+    class Slow:
+        def labels(self, shown: Shown) -> np.ndarray:
+            going_on.wait(20)
+            return np.zeros(len(shown.inputs.images), np.int64)
+
+    monkeypatch.setattr("replayfleet.edge_client.learning.camera_samples.MAX_WAITING_BYTES", 24 * 32 * 3 * 2)
+    found = CameraSamples((), ClassLessons([Slow()]), FeedbackDesk(TASK.class_names, 60.0), collector())
+    for index in range(6):
+        one = picture(index, 0)
+        found.watch(Shown(one, Crops(TASK).inputs(one), None))
+        while index == 0 and found._waiting.qsize():
+            time.sleep(0.01)
+    assert found.num_unlabelled == 3  # one is being labelled, two wait
+    going_on.set()
+    assert found.settle()
+    assert found.has_room()
+
+
 def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     task = DetectionSpec(3, 32, 64, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=2)
     lessons = BoxLessons([AnnotatedLabels({"front": task.class_names}, task.class_names)], task.max_boxes)
