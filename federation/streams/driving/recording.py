@@ -172,7 +172,7 @@ def _index(root: Path) -> dict[str, dict[int, DrivingFrame]]:
         frames = towns.setdefault(town, {})
         if number in frames:
             raise SettingsError(f"pictures {frames[number].image} and {image} are the same frame; keep one")
-        frames[number] = DrivingFrame(town, number, image, labels.pop(image.stem))
+        frames[number] = DrivingFrame(town, number, image, labels[image.stem])
     if not images:
         raise SettingsError(f"recorded driving in {root} has no pictures in images/; {_EXPECTED}")
     if without:
@@ -180,7 +180,7 @@ def _index(root: Path) -> dict[str, dict[int, DrivingFrame]]:
             f"{len(without)} of {len(images)} pictures in {root / 'images'} have no label file, first "
             f"{without[0].name}; expected labels/{without[0].stem}.txt, empty where the picture shows nothing"
         )
-    alone = sorted(stem for stem in labels if _NAME.fullmatch(stem))
+    alone = sorted(stem for stem in labels.keys() - {image.stem for image in images} if _NAME.fullmatch(stem))
     if alone:
         raise SettingsError(
             f"{len(alone)} label files in {root / 'labels'} have no picture, first {alone[0]}.txt; "

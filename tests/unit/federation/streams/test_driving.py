@@ -75,7 +75,11 @@ def test_pictures_with_other_names_or_of_one_frame_are_refused(tmp_path: Path):
     (root / "labels/Town01_1.txt").touch()
     with pytest.raises(SettingsError, match="are the same frame; keep one"):
         Driving(root)
-    (root / "images/Town01_1.jpg").rename(root / "images/night.jpg")
+    (root / "images/Town01_1.jpg").rename(root / "images/Town01_000001.png")
+    (root / "labels/Town01_1.txt").unlink()
+    with pytest.raises(SettingsError, match="are the same frame; keep one"):
+        Driving(root)
+    (root / "images/Town01_000001.png").rename(root / "images/night.jpg")
     with pytest.raises(SettingsError, match=r"night.jpg has no town and number in its name"):
         Driving(root)
 
