@@ -34,7 +34,9 @@ class AnnotatedLabels:
         }
         self._strange = {camera for camera, known in self._ids.items() if (known == UNKNOWN).all()}
         for camera in sorted(self._strange):
-            log.warning("no annotated class is the fleet's", camera=camera, next="served, not trained on")
+            said, wanted = (", ".join(names)[:200] for names in (class_names[camera], task_class_names))
+            event = "no annotated class is the fleet's"
+            log.warning(event, camera=camera, annotated=said, fleet=wanted, next="served, not trained on")
         named = {name for camera in class_names.keys() - self._strange for name in class_names[camera]}
         for name in sorted(named - ids.keys()):
             next_ = "served, not trained on; a detector learns it as background"
