@@ -366,10 +366,12 @@ def in_words(kind: Any) -> str:
     """Return what a value of this type is; empty for types that only msgspec's own message describes."""
     if typing.get_origin(kind) is not tuple:
         return _WORDS.get(typing.get_origin(kind) or kind, "")
-    kinds, extras = _parts(typing.get_args(kind)[0])
+    parts = typing.get_args(kind)
+    kinds, extras = _parts(parts[0])
     meta = next((extra for extra in extras if isinstance(extra, msgspec.Meta)), None)
     inner = Setting("", tuple(kinds), can_be_none=False, meta=meta, option=None, default=None).expected
-    return "a list of texts" if inner == _WORDS[str] else f"a list, each of which is {inner}" if inner else ""
+    count = "" if parts[-1] is ... else f" of {len(parts)}"
+    return "a list of texts" if inner == _WORDS[str] else f"a list{count}, each of which is {inner}" if inner else ""
 
 
 def _parts(hint: Any) -> tuple[list[Any], list[Any]]:

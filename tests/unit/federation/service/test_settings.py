@@ -43,6 +43,11 @@ class Other:
     rooms: int = 3
 
 
+@dataclass(frozen=True)
+class Boxes:
+    boxes: tuple[tuple[float, float], ...]
+
+
 def read(file: Path | None = None, environment: dict[str, str] | None = None, **given: Any) -> Edge:
     return read_settings(Edge, file, {"data_dir": "d", **given}, environment=environment or {})
 
@@ -160,6 +165,8 @@ def test_plain_dataclasses_are_filled_from_a_table() -> None:
         settings_from(Other, {"rooms": "x"}, "task.toml")
     with pytest.raises(SettingsError, match=r"^task.toml: unknown key 'room'; did you mean 'rooms'\?$"):
         settings_from(Other, {"room": 2}, "task.toml")
+    with pytest.raises(SettingsError, match="boxes is a list, expected a list, each of which is a list of 2, each of "):
+        settings_from(Boxes, {"boxes": [[0.5]]}, "task.toml")
 
 
 def test_names_bounds_and_choices_are_told_in_words() -> None:
