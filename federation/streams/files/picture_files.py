@@ -30,6 +30,8 @@ MAX_SIDE = 8192
 """Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
 
 _TAIL_BYTES = 1024
+"""Where the end is looked for first; telephones write a film behind some pictures."""
+
 _ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
 """First two bytes of JPEG and PNG -> what stands near the end of a complete file; decoders pass over its absence."""
 
@@ -122,13 +124,17 @@ def flaw_of(file: BinaryIO) -> str:
     end = _ENDS.get(file.read(2))
     file.seek(0)
     size = _size_in_head(file)
-    num_bytes = file.seek(0, SEEK_END)
-    file.seek(max(0, num_bytes - _TAIL_BYTES))
-    if end is None or size is None or end not in file.read():
+    head_bytes, num_bytes = file.tell(), file.seek(0, SEEK_END)
+    if end is None or size is None or not any(end in _rest(file, at) for at in (num_bytes - _TAIL_BYTES, head_bytes)):
         return f"damaged: {num_bytes} bytes that are no complete PNG or JPEG"
     if max(size) > MAX_SIDE:
         return f"too large: {size[0]} x {size[1]} pixels; at most {MAX_SIDE} a side are read"
     return ""
+
+
+def _rest(file: BinaryIO, first: int) -> bytes:
+    file.seek(max(0, first))
+    return file.read()
 
 
 def flaw_in(path: Path) -> str:

@@ -36,6 +36,18 @@ def test_an_oblong_picture_is_scaled_as_a_device_scales_it(tmp_path: Path) -> No
     assert np.array_equal(image, resized(read_picture(tmp_path / "1.png"), 64))
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_a_picture_with_a_film_behind_it_is_whole_and_one_that_breaks_off_is_not(tmp_path: Path, suffix: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    whole = cv2.imencode(suffix, noise)[1].tobytes()
+    path = tmp_path / f"1{suffix}"
+    path.write_bytes(whole + bytes(5000))
+    assert read_picture(path).shape == (48, 64, 3)
+    path.write_bytes(whole[:-100] + bytes(5000))
+    with pytest.raises(SettingsError, match="no complete PNG or JPEG"):
+        read_picture(path)
+
+
 def test_a_picture_of_too_many_pixels_is_called_large_and_not_damaged(tmp_path: Path) -> None:
     whole = cv2.imencode(".png", np.zeros((1, 9000, 3), np.uint8))[1].tobytes()
     (tmp_path / "1.png").write_bytes(whole)
