@@ -215,7 +215,11 @@ def _retrieved(capture: Capture) -> NDArray[np.uint8]:
 def overheard() -> Iterator[Complaints]:
     """Take over standard error meanwhile, and yield what tells, also afterwards, what native libraries wrote there."""
     said: list[str] = []
-    kept, reading = os.dup(2), os.memfd_create("overheard")
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        kept = os.open(os.devnull, os.O_WRONLY)
+    reading = os.memfd_create("overheard")
     os.dup2(reading, 2)
     try:
         yield lambda: "".join(said)

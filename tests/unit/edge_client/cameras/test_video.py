@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import base64
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -175,6 +177,15 @@ def test_an_interlaced_film_is_shown_as_it_is_or_refused_but_never_as_what_memor
         assert "can't be decoded (Cannot convert interlaced to progressive frames" in str(error)  # noqa: PT017
     else:
         assert [picture.pixels.mean(axis=(0, 1)).round(-1).tolist() for picture in play(camera)] == 2 * [[250, 0, 0]]
+
+
+def test_a_film_needs_no_standard_error(film: Path):
+    script = f"""
+from pathlib import Path
+from replayfleet.edge_client.cameras.recorded.video import VideoCamera, VideoSettings
+print(VideoCamera(VideoSettings(Path({str(film)!r})), "dash").describe())"""
+    words = ("sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, script)
+    assert "20 frames/s" in subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_annotations_that_cant_be_used_are_refused_before_the_start(film: Path, tmp_path: Path):
