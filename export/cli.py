@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,9 @@ from replayfleet.federation.help_groups import ADVANCED, HELP, OptionOfGroup, Pr
 from replayfleet.federation.imports import without_collections
 from replayfleet.federation.paths import ANY_PATH, PLACE
 from replayfleet.models.specs import (
+    ARCHITECTURES,
     DETECTION_STRIDES,
+    DETECTORS,
     IMAGE_SIZES,
     STANDARD_WIDTH,
     STEMS,
@@ -163,6 +165,10 @@ def _choices(values: Iterable[object]) -> str:
     return joined([str(value) for value in values])
 
 
+def _architecture(known: Sequence[str]) -> Callable[..., Any]:
+    return _of_model("--architecture", help=f"The network: {_choices(known)}.  [default: the model's, else {known[0]}]")
+
+
 _STORED = "  [of the model where it says it]"
 
 _CLASSES = _of_model(
@@ -173,16 +179,18 @@ _CLASSES = _of_model(
 @main.command()
 @_image
 @_CLASSES
+@_architecture(ARCHITECTURES)
 @_of_model("--stem", help=f"First convolution of the network: {_choices(STEMS)}.  [default: the model's, else cifar]")
 @_exports("task")
-def task(classes: str | None, stem: str | None, **options: Any) -> None:
+def task(classes: str | None, architecture: str | None, stem: str | None, **options: Any) -> None:
     """Export a task model."""
     from replayfleet.export.files import read_class_names
 
     if stem is not None and stem not in STEMS:
         raise SettingsError(f"--stem: unknown stem {stem!r}{nearest(stem, STEMS)}")
     names = None if classes is None else read_class_names(classes)
-    _export("task", TaskSpec, {"class_names": names, "stem": stem}, {"stem": "cifar"}, **options)
+    given = {"class_names": names, "architecture": architecture, "stem": stem}
+    _export("task", TaskSpec, given, {"stem": "cifar"}, **options)
 
 
 @main.command("sub-generator")
@@ -208,6 +216,7 @@ def sub_generator(width: int | None, **options: Any) -> None:
     "--anchors",
     help=f"Typical boxes in shares of the picture: 0.05x0.1,0.2x0.2 or a file with one on each line.{_STORED}",
 )
+@_architecture(DETECTORS)
 @_of_model(
     "--width", type=int, help=f"Channels of the first convolution.  [default: the model's, else {STANDARD_WIDTH}]"
 )
@@ -219,6 +228,7 @@ def detector(
     picture_size: str | None,
     classes: str | None,
     anchors: str | None,
+    architecture: str | None,
     width: int | None,
     stride: int | None,
     **options: Any,
@@ -226,7 +236,7 @@ def detector(
     """Export a detector; decoding and suppression stay outside (replayfleet.export.running.detections)."""
     from replayfleet.export.files import read_class_names, read_pairs
 
-    given: dict[str, Any] = {"width": width, "stride": stride, "class_names": None, "anchors": None}
+    given: dict[str, Any] = {"architecture": architecture, "width": width, "stride": stride, "anchors": None}
     if classes is not None:
         given["class_names"] = read_class_names(classes, at_least=1)
     if anchors is not None:

@@ -21,14 +21,14 @@ from replayfleet.export import checking
 from replayfleet.export.cli import main
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.models.build import build_task_model
-from replayfleet.models.specs import TaskSpec
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 SHAPE = ["--image-size", "28", "--image-channels", "1"]
 CARS = ["--picture-size", "64x32", "--classes", "car"]
 
 
-def _state_dict() -> dict[str, Any]:
-    module = build_task_model(TaskSpec(1, 28, ("a", "b")))
+def _state_dict(spec: AnyTaskSpec | None = None) -> dict[str, Any]:
+    module = build_task_model(spec or TaskSpec(1, 28, ("a", "b")))
     return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
 
 
@@ -266,3 +266,15 @@ def test_facts_that_contradict_the_graph_are_refused(tmp_path: Path, key: str, v
 def test_half_a_pixel_and_one_side_are_no_size(parameters: Path, tmp_path: Path, size: str):
     asked = ["detector", "--parameters", str(parameters), "--classes", "car", "--picture-size", size]
     assert re.search("expected .*as (in )?64x32", fails([*asked, "--anchors", "0.1x0.1", "--out", str(tmp_path)]))
+
+
+def test_parameters_that_dont_say_their_network_are_exported_when_it_is_named(tmp_path: Path):
+    pyramid = DetectionSpec(3, 32, 64, ("car",), anchors=((0.1, 0.1),), width=4, architecture="pyramid")
+    save_file(_state_dict(pyramid), tmp_path / "d.safetensors")
+    cars = ["detector", *CARS, "--anchors", "0.1x0.1", "--width", "4", "--parameters", str(tmp_path / "d.safetensors")]
+    save_file(_state_dict(TaskSpec(1, 28, ("a", "b"), architecture="lenet")), tmp_path / "t.safetensors")
+    asked = {"pyramid": [*cars, "--out", str(tmp_path)], "lenet": task(tmp_path / "t.safetensors", tmp_path)}
+    for name, words in asked.items():
+        assert "wrong-layout" in fails(words)
+        assert CliRunner().invoke(main, [*words, "--architecture", name]).exit_code == 0
+    assert "architecture is 'pyramyd'" in fails([*asked["pyramid"], "--architecture", "pyramyd"])
