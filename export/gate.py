@@ -87,16 +87,21 @@ def compare_on_labels(
         limit_points: how many points it may lose.
 
     Raises:
-        SettingsError: A detector's held data has no box at all.
+        SettingsError: A detector's held data has no box at all, or the model has nothing right that could be lost.
     """
     if isinstance(spec, DetectionSpec):
         truth = [_labelled(rows) for rows in labels]
         if not any(len(boxes) for boxes in truth):
             raise SettingsError("--held: there is no box in the labels; nothing can be measured with it")
+        measure = f"F1 of boxes on {len(images):,} held pictures"
         exact, rounded = (_box_agreement(truth, _found(spec, run, images)) for run in (reference, candidate))
-        return Verdict(f"F1 of boxes on {len(images):,} held pictures", exact, rounded, limit_points)
-    exact, rounded = (float((_answers(run, images).argmax(axis=1) == labels).mean()) for run in (reference, candidate))
-    return Verdict(f"accuracy on {len(images):,} held samples", exact, rounded, limit_points)
+    else:
+        measure = f"accuracy on {len(images):,} held samples"
+        answers = (_answers(run, images).argmax(axis=1) for run in (reference, candidate))
+        exact, rounded = (float((answer == labels).mean()) for answer in answers)
+    if exact == 0:
+        raise SettingsError(f"--held: the model itself has {measure} of 0, so nothing can be lost; give what it knows")
+    return Verdict(measure, exact, rounded, limit_points)
 
 
 def compare_answers(

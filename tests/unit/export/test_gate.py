@@ -96,3 +96,12 @@ def test_nothing_to_be_seen_is_no_measure():
         compare_answers(DETECTOR, pictures, sees(), sees(), 1.0, drawn=False)
     with pytest.raises(SettingsError, match="no box in the labels"):
         compare_on_labels(DETECTOR, pictures, np.full((1, 2, 5), -1, np.float32), sees(), sees(), 1.0)
+
+
+def test_who_is_right_about_nothing_has_nothing_to_lose():
+    pictures = np.zeros((1, *DETECTOR.image_shape), np.float32)
+    label = np.array([[[0, 0.25, 0.25, 0.5, 0.5]]], np.float32)
+    with pytest.raises(SettingsError, match="F1 of boxes on 1 held pictures of 0"):
+        compare_on_labels(DETECTOR, pictures, label, sees(), sees(), 1.0)
+    with pytest.raises(SettingsError, match="accuracy on 2 held samples of 0, so nothing can be lost"):
+        compare_on_labels(TASK, numbered(2), np.array([1, 2]), says([0, 0]), says([0, 0]), 1.0)
