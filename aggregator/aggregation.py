@@ -6,6 +6,7 @@ Everything here is a function of what the store holds, so a round that a crash i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -181,6 +182,7 @@ class Aggregation:
         state: StoredArtefacts | None,
         former: Mapping[str, Manifest] | None = None,
         wishes: Mapping[str, Wish] | None = None,
+        left_out: Collection[str] = (),
     ) -> RoundResult:
         """Aggregate one closed round, without those uploads that can't be.
 
@@ -193,11 +195,14 @@ class Aggregation:
             state: the method's state after the round before; None before the first.
             former: the download that each client has; it keeps that model if its new one fails the gate.
             wishes: of clients that want a rounded model.
+            left_out: clients that take no part: what the state holds of them stays there and reaches nobody, but
+                for those whose upload counts.
 
         Raises:
             OSError: The disk fails.
         """
-        before, former = self._state(state), former or {}
+        former = former or {}
+        before, aside = _parted(self._state(state), frozenset(left_out) - uploads.keys())
         candidates, damaged = self._decoded(uploads)
         for client_id in candidates:
             late = round_index - uploads[client_id].round
@@ -210,7 +215,7 @@ class Aggregation:
 
         def attempt(some: Mapping[str, Any]) -> _Attempt:
             try:
-                return self._attempt(round_index, some, before, former)
+                return self._attempt(round_index, some, before, former, aside)
             except Exception as error:
                 errors.append(error)
                 raise
@@ -228,14 +233,14 @@ class Aggregation:
                 self.failure = f"round {round_index} has no aggregation, its uploads were in vain: {told(errors[-1])}"
                 again = "each client goes on with the model that it had"
                 _log.exception("aggregation fails with every upload", errors[-1], method=self._method.name, next=again)
-            result = self._unchanged(round_index, uploads, before, former)
+            result = self._unchanged(round_index, uploads, before, former, aside)
         missing = {
             client_id: self._method.download_for(result.new_state, client_id, self._initial)
             for client_id in quarantined
             if client_id not in result.drafts
         }
         drafts = {**result.drafts, **self._as_before(missing, round_index, former, result.kept)}
-        self._latest = (result.state, result.new_state)
+        self._latest = (result.state, _joined(result.new_state, aside))
         if any(manifest.round != round_index for manifest in uploads.values()):
             # What a late upload was mixed into lies in the state's own blobs; those that it was mixed of go.
             self._latest = (result.state, self._restored(result.state))
@@ -306,7 +311,12 @@ class Aggregation:
         )
 
     def _attempt(
-        self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest]
+        self,
+        round_index: int,
+        uploads: Mapping[str, Any],
+        before: Any,
+        former: Mapping[str, Manifest],
+        aside: Mapping[str, Any],
     ) -> _Attempt:
         began = time.perf_counter()
         new_state, downloads, rounded = self._as_they_travel(round_index, uploads, before)
@@ -314,7 +324,7 @@ class Aggregation:
         kept: dict[str, str] = {}
         once = EncodedOnce(self._blobs)
         drafts = self._publisher.drafts(downloads, round_index + 1, former, kept, rounded, once)
-        stored = store_artefacts(new_state.pack(), self._blobs, once)
+        stored = store_artefacts(_joined(new_state, aside).pack(), self._blobs, once)
         published_at = time.perf_counter()
         weights = _weights(downloads)
         return _Attempt(stored, new_state, drafts, kept, weights, aggregated_at - began, published_at - aggregated_at)
@@ -347,12 +357,17 @@ class Aggregation:
         return result
 
     def _unchanged(
-        self, round_index: int, uploads: Mapping[str, Manifest], before: Any, former: Mapping[str, Manifest]
+        self,
+        round_index: int,
+        uploads: Mapping[str, Manifest],
+        before: Any,
+        former: Mapping[str, Manifest],
+        aside: Mapping[str, Any],
     ) -> _Attempt:
         """Return a round that nobody took part in: everybody goes on with what there was."""
         initial = self._initial
         downloads = {client_id: self._method.download_for(before, client_id, initial) for client_id in sorted(uploads)}
-        stored = store_artefacts(before.pack(), self._blobs)
+        stored = store_artefacts(_joined(before, aside).pack(), self._blobs)
         kept: dict[str, str] = {}
         drafts = self._as_before(downloads, round_index, former, kept)
         return _Attempt(stored, before, drafts, kept, {}, 0.0, 0.0)
@@ -382,10 +397,16 @@ class Aggregation:
         return first_download(self._method, self._spec.run_seed, self._initial_parameters)
 
     def download_for(
-        self, client_id: str, round_index: int, state: StoredArtefacts | None, wishes: Mapping[str, Wish] | None = None
+        self,
+        client_id: str,
+        round_index: int,
+        state: StoredArtefacts | None,
+        wishes: Mapping[str, Wish] | None = None,
+        left_out: Collection[str] = (),
     ) -> Manifest:
         """Return the draft of one client's download: a late joiner's, or one who was not there for long."""
-        download = self._method.download_for(self._state(state), client_id, self._initial)
+        known, _ = _parted(self._state(state), left_out)
+        download = self._method.download_for(known, client_id, self._initial)
         drafts = self._publisher.drafts({client_id: download}, round_index)
         return self._rounded(drafts, wishes or {}, state)[0][client_id]
 
@@ -398,6 +419,20 @@ class Aggregation:
         if stored is None:
             return self._method.initial_states()[1]
         return self._method.AggregatorState.unpack(restore_artefacts(stored, self._blobs))
+
+
+def _parted(state: Any, left_out: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    """Return a method's state without what it holds of these clients, and that."""
+    held = getattr(state, "clients", None)
+    if not isinstance(held, Mapping) or not held.keys() & set(left_out):  # methods that mix what they cached have one
+        return state, {}
+    aside = {client_id: one for client_id, one in held.items() if client_id in left_out}
+    return dataclasses.replace(state, clients={c: one for c, one in held.items() if c not in aside}), aside
+
+
+def _joined(state: Any, aside: Mapping[str, Any]) -> Any:
+    """Return a state with what was held aside, so that a client which is readmitted finds its own again."""
+    return dataclasses.replace(state, clients=dict(sorted({**state.clients, **aside}.items()))) if aside else state
 
 
 def store_artefacts(artefacts: Artefacts, blobs: BlobWriter, once: EncodedOnce | None = None) -> StoredArtefacts:

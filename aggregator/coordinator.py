@@ -392,7 +392,8 @@ class Coordinator:
         uploads = parts.store.uploads(index)
         newest = {client: parts.store.download(client) for client in parts.store.clients()}
         former, wishes = {c: held for c, held in newest.items() if held is not None}, parts.wishes.of(newest)
-        work = functools.partial(parts.aggregation.run, index, uploads, parts.store.state(), former, wishes)
+        state, left_out = parts.store.state(), parts.store.left_out()
+        work = functools.partial(parts.aggregation.run, index, uploads, state, former, wishes, left_out)
         parts.jobs.submit(work, self._aggregated, self._not_aggregated)
 
     def _aggregated(self, result: RoundResult, now: float) -> None:

@@ -365,6 +365,10 @@ class AggregatorStore:
         """Whether this client gets no models: excluded or shut out, as of the roll's last ``refresh``."""
         return self.roll.excludes(client_id) or bool(self.shut_out(client_id))
 
+    def left_out(self) -> frozenset[str]:
+        """Clients that ever got or sent anything, and get no models now."""
+        return frozenset(filter(self.leaves_out, self.clients()))
+
     def withdraw(self, client_id: str) -> bool:
         """Take a client's upload out of the open round; returns whether it had one there."""
         with transaction(self._db):

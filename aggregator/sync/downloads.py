@@ -120,9 +120,8 @@ class DownloadDesk:
             return
         self._preparing.add(client_id)
         wishes = parts.wishes.of({client_id: parts.store.download(client_id)})
-        work = functools.partial(
-            parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state(), wishes
-        )
+        state, left_out = parts.store.state(), parts.store.left_out()
+        work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, state, wishes, left_out)
 
         def failed(error: Exception, now: float) -> None:
             self._preparing.discard(client_id)  # the client's next sign of life tries again

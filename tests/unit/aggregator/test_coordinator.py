@@ -146,8 +146,12 @@ class Aggregation:
     def __init__(self) -> None:
         self.fails = False
         self.ran: list[tuple[int, list[str]]] = []
+        self.left_out: frozenset[str] = frozenset()
 
-    def download_for(self, client_id: str, round_index: int, _state: Any, wishes: Mapping[str, Wish]) -> Manifest:
+    def download_for(
+        self, client_id: str, round_index: int, _state: Any, wishes: Mapping[str, Wish], left_out: frozenset[str]
+    ) -> Manifest:
+        self.left_out = left_out
         if self.fails:
             raise ValueError("no disk")
         return self.draft(client_id, round_index, wishes)
@@ -162,8 +166,15 @@ class Aggregation:
         return msgspec.structs.replace(draft, serving=serving)
 
     def run(
-        self, index: int, uploads: Mapping[str, Manifest], _state: Any, _former: Any, wishes: Mapping[str, Wish]
+        self,
+        index: int,
+        uploads: Mapping[str, Manifest],
+        _state: Any,
+        _former: Any,
+        wishes: Mapping[str, Wish],
+        left_out: frozenset[str],
     ) -> RoundResult:
+        self.left_out = left_out
         if self.fails:
             raise ValueError("no memory")
         self.ran.append((index, list(uploads)))
@@ -528,7 +539,7 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     desk.upload("b", now=3.1)
     desk.jobs.run(3.2)
     desk.coordinator.tick(3.3)
-    assert desk.coordinator.rounds.index == 1
+    assert (desk.coordinator.rounds.index, desk.aggregation.left_out) == (1, {"a"})
     assert [client for client, *_ in desk.offered()] == ["b", "b"]
     download = desk.store.download("a")
     assert download is not None
@@ -537,7 +548,7 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     desk.coordinator.tick(5.0)
     desk.hears(Received("a", Presence("a", "online", "with its new keys", 1)), now=5.0)
     desk.jobs.run(5.0)
-    assert desk.offered()[-1][:2] == ("a", 1)
+    assert (desk.offered()[-1][:2], desk.aggregation.left_out) == (("a", 1), frozenset())
 
 
 def test_who_was_revoked_and_enrolled_again_within_a_second_has_no_upload_in_the_round(tmp_path: Path) -> None:

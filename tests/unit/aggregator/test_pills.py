@@ -13,6 +13,7 @@ import torch
 
 from replayfleet.aggregator.aggregation import LONGEST_REST, GpuRest, RoundResult
 from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import METHODS, fedgp_records
 from replayfleet.federation.methods.fedavg import FedAvg
@@ -187,6 +188,32 @@ def test_what_all_clients_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(artefact_codec, "encode_parameters", lambda each: encoded.append(each) or real(each))
     fleet("fedavg").aggregate(uploads)
     assert len(encoded) == 1
+
+
+def test_who_was_excluded_has_no_share_in_what_others_get_and_finds_its_own_again() -> None:
+    """What was cached of an excluded client was mixed into everybody's models on and on (``mix_absent``)."""
+    honest = fleet("pfedgrp")
+    method = dataclasses.replace(honest.method, mix_absent=True, warm_start=True)
+    members = dataclasses.replace(honest, method=method)
+    aggregation, manifests = members.prepared(members.uploads)
+    first = aggregation.run(0, manifests, None)
+    last = manifests.pop("cam-3")
+    second = aggregation.run(1, manifests, first.state, left_out={"cam-3"})
+    assert [sorted(result.drafts) for result in (first, second)] == [["cam-1", "cam-2", "cam-3"], ["cam-1", "cam-2"]]
+    assert {name for shares in second.weights.values() for name in shares} == {"cam-1", "cam-2"}
+
+    def donors(**left_out: Any) -> list[str]:
+        draft = aggregation.download_for("new", 2, second.state, **left_out)
+        return [blob.digest for blob in draft.blobs if blob.name.startswith("donor")]
+
+    def entries(state: StoredArtefacts) -> dict[str, str]:
+        return {blob.name: blob.digest for blob in state.blobs if blob.name.startswith("clients/cam-3/")}
+
+    assert donors()
+    assert not donors(left_out={"cam-1", "cam-2", "cam-3"})
+    assert entries(second.state) == entries(first.state) != {}
+    third = aggregation.run(2, {"cam-3": last}, second.state, left_out={"cam-3"})
+    assert "cam-3" in third.drafts, "its upload counts: it was excluded when the round had closed"
 
 
 class Fussy(EagerExporter):
