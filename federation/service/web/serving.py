@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,14 +26,37 @@ FIRST_REQUEST_S = 10.0
 """A connection that has asked for nothing (more) by then, in whole, gives its place back."""
 
 
+class _Listening(socket.socket):
+    """Lets in as many as have a place: more would use up the descriptors that this process needs for its work.
+
+    Counted here, because uvicorn hears of nobody who is yet to agree on TLS.
+
+    Args:
+        listening: whose place this takes.
+        most: connections that may be open.
+    """
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        super().__init__(fileno=listening.detach())
+        self._most = most
+        self._let_in: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next one who is let in; ConnectionAbortedError, of which asyncio makes nothing, in their place."""
+        connection, address = super().accept()
+        self._let_in = [earlier for earlier in self._let_in if earlier.fileno() >= 0]
+        if len(self._let_in) >= self._most:
+            connection.close()
+            raise ConnectionAbortedError
+        self._let_in.append(connection)
+        return connection, address
+
+
 class _Punctual(H11Protocol):
     """HTTP for those who have something to ask: uvicorn's own lets a connection be silent for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > (self.limit_concurrency or MAX_CONNECTIONS) + SURPLUS:
-            transport.abort()  # idle ones too would use up the descriptors that a device needs for its work
-            return
         self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request)
 
     def on_response_complete(self) -> None:
@@ -70,6 +95,7 @@ class WebServer:
         self._scheme = "http" if tls[0] is None else "https"
         self._log = EventLogger(name)
         self._over = threading.Event()
+        self._most = max_connections + SURPLUS
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -82,7 +108,7 @@ class WebServer:
                 server_header=False,
                 proxy_headers=False,
                 limit_concurrency=max_connections,
-                backlog=max_connections + SURPLUS,
+                backlog=self._most,
                 timeout_graceful_shutdown=1,
                 ssl_certfile=tls[0],
                 ssl_keyfile=tls[1],
@@ -104,12 +130,20 @@ class WebServer:
             host, port = listening.getsockname()[:2]
             self.url = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
             self._log.info(self._name, url=self.url)
-            self._server.run(sockets=[listening])
+            asyncio.run(self._serve(_Listening(listening, self._most)))
 
     def stop(self) -> None:
         """Close the pages. Idempotent; any thread."""
         self._over.set()
         self._server.should_exit = True
+
+    async def _serve(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if self._scheme == "https":  # whoever never agrees on TLS has asked for nothing either
+            punctual = functools.partial(loop.create_server, ssl_handshake_timeout=FIRST_REQUEST_S)
+            loop.create_server = punctual  # type: ignore[method-assign]  # uvicorn has no option for it
+        with listening:
+            await self._server.serve(sockets=[listening])
 
     def _bound(self) -> socket.socket | None:
         """Return a listening socket; a port that is taken is waited for, since whoever has it may end."""

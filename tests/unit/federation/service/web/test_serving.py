@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -16,11 +17,18 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from replayfleet.federation.service.web import guard, serving
+from tests.support.authority import Authority
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
     monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
+    with served() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def served(tls: tuple[Path | None, Path | None] = (None, None)) -> Iterator[serving.WebServer]:
 
     async def takes(request: Request) -> PlainTextResponse:
         try:
@@ -30,14 +38,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
 
     routes = [Route("/", lambda _: PlainTextResponse("here")), Route("/body", takes, methods=["POST"])]
     app = Starlette(routes=routes)
-    made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4)
+    made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4, tls=tls)
     thread = threading.Thread(target=made.run)
     thread.start()
     while not made._server.started:
         thread.join(0.01)
-    yield made
-    made.stop()
-    thread.join()
+    try:
+        yield made
+    finally:
+        made.stop()
+        thread.join()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
@@ -72,6 +82,28 @@ def test_connections_beyond_all_places_are_closed_at_once_so_that_descriptors_ar
         assert kept[0].recv(100).startswith(b"HTTP/1.1 503"), "who is within the surplus is told"
     finally:
         for each in kept:
+            each.close()
+
+
+def test_connections_that_never_agree_on_tls_are_bounded_and_give_their_places_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They weren't counted: a thousand of them took all descriptors, for a minute each, and no page was served."""
+    monkeypatch.setattr(serving, "FIRST_REQUEST_S", 60.0)
+    tls = Authority(tmp_path).issue("localhost")
+    with served(tls) as server:
+        address = server._server.servers[0].sockets[0].getsockname()
+        kept = [socket.create_connection(address, timeout=60) for _ in range(4 + serving.SURPLUS)]
+        with socket.create_connection(address, timeout=30) as another, contextlib.suppress(ConnectionResetError):
+            assert another.recv(100) == b""
+        for each in kept:
+            each.close()
+    monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
+    with served(tls) as server:
+        address = server._server.servers[0].sockets[0].getsockname()
+        silent = [socket.create_connection(address, timeout=30) for _ in range(4 + serving.SURPLUS)]
+        assert {each.recv(100) for each in silent} == {b""}
+        for each in silent:
             each.close()
 
 
