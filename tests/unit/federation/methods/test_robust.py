@@ -8,7 +8,7 @@ import torch
 
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.packing import same_bits
-from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.task_records import TaskModels, TaskUpload
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.robust import (
@@ -18,6 +18,8 @@ from replayfleet.federation.methods.steps.robust import (
     tolerated,
     trimmed_mean,
 )
+from replayfleet.federation.methods.steps.screening import Candidate, answers_of, screen
+from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds
 
 RULES = ("median", "trimmed-mean", "krum", "multi-krum")
@@ -134,3 +136,17 @@ def test_a_broken_client_harms_fedavg_and_no_robust_average(rule: str, learned: 
     counts = {0: 20, 1: 20}
     pulled = accuracy(aggregated(FedAvg(task=TOY), models, {}), counts)
     assert accuracy(aggregated(FedAvg(task=TOY, robust=rule), models, {}), counts) > max(0.75, pulled + 0.2)
+
+
+@pytest.mark.learning
+def test_what_screening_lets_pass_can_make_a_mean_useless_and_no_robust_average(learned: Parameters):
+    """As docs/quarantine.md says: statistics of one of five, moved by less than honest training moves them."""
+    moved = {name: tensor + 1 if name.endswith("running_mean") else tensor for name, tensor in learned.items()}
+    models = {"a": learned, "b": learned, "c": learned, "d": learned, "e": moved}
+    base = {"task": learned}
+    sent = {name: Candidate(Artefacts({"task": model}), base, 100) for name, model in models.items()}
+    assert not screen(sent, answers_of(TOY), MAX_CHANGE)
+    counts = {0: 20, 1: 20}
+    assert accuracy(aggregated(FedAvg(task=TOY), models, {}), counts) < 0.7 < accuracy(learned, counts)
+    for rule in RULES:
+        assert accuracy(aggregated(FedAvg(task=TOY, robust=rule), models, {}), counts) > 0.75
