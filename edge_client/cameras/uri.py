@@ -185,6 +185,8 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
     settings_type = _settings_type(scheme, kind)
     if kind.place == "url":
         address, _, fragment = uri.partition("#")
+        if "@" in fragment:  # the # is of a password, which no message may show; the address's own check refuses it
+            address, fragment = uri, ""
         return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
     place, query = _place_and_query(uri)
     if not kind.place and place.rstrip("/") not in ("", _STREET):

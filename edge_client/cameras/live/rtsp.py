@@ -58,7 +58,7 @@ class RtspCameraSettings(OpenCvSettings):
         if not _is_stream(self.url):
             raise SettingsError(
                 "source: that is no RTSP address; expected rtsp://host/path without spaces or quotes, "
-                "and in user and password %40 for @, %2F for /, %3F for ?"
+                "and in user and password %40 for @, %2F for /, %3F for ?, %23 for #"
             )
         OpenCvSettings.__post_init__(self)
 

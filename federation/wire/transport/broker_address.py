@@ -22,8 +22,7 @@ def redacted(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
-    authority, slash, path = rest.partition("/")
-    return scheme + separator + authority.rpartition("@")[2] + slash + path
+    return scheme + separator + rest.rpartition("@")[2]  # a password may hold a slash
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,11 @@ class BrokerAddress:
                 machine without ``insecure``.
         """
         shown = redacted(url)
+        if shown != url:
+            raise SettingsError(
+                f"broker {shown!r}: credentials don't belong into a URL, where logs and process lists show them; "
+                f"use a credentials file or {USER_VARIABLE} and {PASSWORD_VARIABLE}"
+            )
         try:
             parts = urlsplit(url if "://" in url else f"//{url}", scheme="" if "://" in url else _scheme_for(url))
             port = parts.port
@@ -155,11 +159,6 @@ class Credentials:
 
 
 def _check_shape(parts: SplitResult, shown: str) -> None:
-    if parts.username is not None or parts.password is not None:
-        raise SettingsError(
-            f"broker {shown!r}: credentials don't belong into a URL, where logs and process lists show them; "
-            f"use a credentials file or {USER_VARIABLE} and {PASSWORD_VARIABLE}"
-        )
     if parts.scheme not in _PORTS:
         raise SettingsError(
             f"broker {shown!r} has scheme {parts.scheme!r}; expected mqtts://host:port or mqtt://host:port"

@@ -37,6 +37,7 @@ URL = "rtsp://operator:s%40cret@10.0.0.7:8554/street/1?user=admin&token=abc"
         (lambda: RtspCameraSettings("rtsp://host:99999/street"), "no RTSP address"),
         (lambda: RtspCameraSettings("rtsp://u:p/w@host/street"), "%2F for /"),
         (lambda: RtspCameraSettings("rtsp://u:p?w@host/street"), "%3F for ?"),
+        (lambda: RtspCameraSettings("rtsp://u:p#w@host/street"), "%23 for #"),
         (lambda: RtspCameraSettings('rtsp://host/" ! filesink location="x'), "without spaces or quotes"),
         (lambda: RtspCameraSettings(URL, transport="tpc"), "transport is 'tpc', expected tcp or udp"),
         (lambda: RtspCameraSettings(URL, decoder="cuda"), "decoder is 'cuda', expected ffmpeg or nvv4l2"),

@@ -48,6 +48,9 @@ def test_a_url_gets_its_default_port(url: str, expected: str) -> None:
         ("mqtt://broker.example", "not encrypted; use mqtts://"),
         ("mqtt://10.0.0.5", "not encrypted"),
         ("mqtt://cam:secret@127.0.0.1", "credentials don't belong into a URL"),
+        ("mqtts://cam:of/secret@host:1", "credentials don't belong into a URL"),
+        ("mqtts://cam:secret/of?it@host", "credentials don't belong into a URL"),
+        ("//cam:secret@host", "credentials don't belong into a URL"),
     ],
 )
 def test_a_url_that_can_not_be_used_is_one_clear_error(url: str, text: str) -> None:
@@ -60,7 +63,10 @@ def test_plaintext_to_another_machine_needs_the_operators_word() -> None:
     assert not BrokerAddress.parse("mqtt://10.0.0.5", insecure=True).encrypted
 
 
-@pytest.mark.parametrize("url", ["mqtt://cam:secret@host:1/x", "cam:secret@host:1/x", "mqtt://a@secret@host:1/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["mqtt://cam:secret@host:1/x", "cam:secret@host:1/x", "mqtt://a@secret@host:1/x", "mqtt://a:se/secret@host:1/x"],
+)
 def test_no_secret_stands_in_a_log(url: str) -> None:
     assert "secret" not in redacted(url)
     assert "host:1/x" in redacted(url)
