@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -302,6 +303,30 @@ def test_an_oversized_publish_is_refused_here_and_the_connection_lives(broker_ur
     finally:
         session.stop()
         other.stop()
+
+
+def test_a_packet_larger_than_any_of_ours_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Paho reads a packet whole: a broker that sends 256 MB took more than a gigabyte of a device's memory."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        session, inbox = listen(f"mqtt://127.0.0.1:{listening.getsockname()[1]}", "cam-1", "t")
+        try:
+            listening.settimeout(30)
+            broker, _ = listening.accept()
+            with broker:
+                broker.settimeout(30)
+                assert broker.recv(1000)[0] >> 4 == 1, "CONNECT"
+                broker.sendall(b"\x20\x03\x00\x00\x00")
+                subscribe = broker.recv(1000)
+                broker.sendall(b"\x90\x04" + subscribe[2:4] + b"\x00\x01")
+                until(lambda: session.connected)
+                broker.sendall(b"\x30\xff\xff\xff\x7f" + b"\x00\x01t\x00" + bytes(1000))
+                with contextlib.suppress(ConnectionResetError):
+                    while broker.recv(1000):
+                        pass
+        finally:
+            session.stop()
+    assert inbox.empty()
+    assert "packet not read bytes=268435455" in caplog.text
 
 
 @needs_mosquitto

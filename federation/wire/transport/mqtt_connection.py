@@ -53,7 +53,8 @@ MAX_INFLIGHT = 20
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
-"""A broker that speaks MQTT 5 sends us no more at once: paho would read it whole before anybody looks at it."""
+"""A broker that speaks MQTT 5 sends us no more at once: paho would read it whole before anybody looks at it. From one
+that does all the same, or speaks 3.1.1, nothing larger is read."""
 
 C = TypeVar("C", bound=Client)
 
@@ -96,6 +97,13 @@ class _CountingClient(Client):
         """Called by paho's thread at the end of every turn."""
         self.turns += 1
         return super().loop_misc()
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Called for what is left of a packet; one that is too large ends the connection."""
+        if bufsize > LARGEST_PACKET_BYTES:
+            log.warning("packet not read bytes=%d at_most=%d next=connecting anew", bufsize, LARGEST_PACKET_BYTES)
+            raise ConnectionError(f"a packet of {bufsize} bytes")
+        return super()._sock_recv(bufsize)
 
 
 class Connection:
