@@ -145,7 +145,8 @@ class AnswerTopic:
         self._stopping.set()
         self._thread.join(timeout=5)
         if self._session.connected:
-            self._session.publish(f"{self._topic}/status", OFFLINE, retain=True)
+            with contextlib.suppress(ValueError):
+                self._session.publish(f"{self._topic}/status", OFFLINE, retain=True)
         self._session.stop()
 
     def _run(self) -> None:
@@ -162,7 +163,8 @@ class AnswerTopic:
         if self._session.num_connections != self._greeted:
             self._greeted = self._session.num_connections
             self._told.clear()
-            self._session.publish(f"{self._topic}/status", ONLINE, retain=True)
+            with contextlib.suppress(ValueError):  # a broker that takes next to nothing at once
+                self._session.publish(f"{self._topic}/status", ONLINE, retain=True)
         for camera in sorted(self._newest.copy()):
             with contextlib.suppress(ValueError):  # larger than that broker takes, or not finite; the next may be
                 self._tell(camera, self._newest.pop(camera))

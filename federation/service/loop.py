@@ -97,6 +97,7 @@ class Loop:
         self._num_connections = (0, 0)
         self._looked_at = self._told_at = float("-inf")
         self._dropped: Counter[str] = Counter()
+        self._unsaid: dict[str, str] = {}  # topic -> why the newest message for it isn't on its way
         self.flooding: frozenset[str] = frozenset()
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
@@ -125,7 +126,7 @@ class Loop:
     @property
     def refusal(self) -> str:
         """What the broker has against us, in words; empty: nothing."""
-        return self.control.problem or self.data.problem
+        return self.control.problem or self.data.problem or next(iter(self._unsaid.values()), "")
 
     @property
     def broker(self) -> str:
@@ -139,8 +140,15 @@ class Loop:
         return {"mqtt control": self.control.turns, "mqtt data": self.data.turns}
 
     def say(self, topic: str, frame: bytes, *, retain: bool = False) -> None:
-        """Sign a message and publish it on the control session."""
-        self.control.publish(topic, self._signer.seal(topic, frame), retain=retain)
+        """Sign a message and publish it on the control session; that the broker takes none so large ends nothing."""
+        try:
+            self.control.publish(topic, self._signer.seal(topic, frame), retain=retain)
+        except ValueError as error:
+            log.warning("message not sent", reason=error, next="raise the broker's packet limit")
+            if retain:  # without these nobody knows of us
+                self._unsaid[topic] = f"broker: {error}; raise its packet limit (mosquitto's max_packet_size)"
+        else:
+            self._unsaid.pop(topic, None)
 
     def put(self, what: str, work: Callable[[float], None], *, guarded: bool = True) -> None:
         """Have ``work`` called with ``now`` on the loop's thread; may be called on any.

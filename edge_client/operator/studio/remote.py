@@ -139,6 +139,8 @@ class RemoteStudio:
             answer = box.get(timeout=self._answer_s)
         except queue.Empty:
             raise FeedbackRefused(self._silence()) from None
+        except ValueError as error:  # larger than the broker takes
+            raise FeedbackRefused(f"broker: {error}") from error
         finally:
             self._waiting.pop(number, None)
         if answer.error:

@@ -379,8 +379,12 @@ class FleetCourier:
         """Send on the control topic of the link to ``peer``; a client answers shared offers on its own."""
         topic = topics.topic_of(self._fleet, "control", self._own_id or peer)
         frame = self._voices.seal(topic, encode(message))
+        try:
+            self._links.control.publish(topic, frame)
+        except ValueError as error:  # larger than the broker takes; the peer asks again
+            log.warning("answer not sent peer=%s error=%s", peer, error)
+            return
         self.counters["bytes_sent"] += len(frame)
-        self._links.control.publish(topic, frame)
 
     def _guarded_push(self, peer: str, now: float) -> list[Event]:
         try:

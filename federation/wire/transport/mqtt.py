@@ -153,7 +153,8 @@ class MqttSession:
             ValueError: The payload is larger than the broker takes; paho would send it again and again for ever.
         """
         if len(payload) > self.max_payload_bytes:
-            raise ValueError(f"payload of {len(payload)} bytes on {topic}, the broker takes {self.max_payload_bytes}")
+            takes = max(0, self.max_payload_bytes)
+            raise ValueError(f"payload of {len(payload)} bytes on {topic}, the broker takes {takes}")
         with self._lock:
             self._forget_acknowledged()
             if retain and not self._connected:

@@ -44,6 +44,17 @@ class Session:
         self.connected, self.num_connections = True, self.num_connections + 1
 
 
+class Stingy(Session):
+    """Of a broker that takes next to nothing at once."""
+
+    takes = 10
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, expires_s: int = 0) -> None:
+        if len(payload) > self.takes:
+            raise ValueError(f"payload of {len(payload)} bytes on {topic}, the broker takes {self.takes}")
+        super().publish(topic, payload)
+
+
 class Service:
     """Notes what its loop tells it."""
 
@@ -51,7 +62,7 @@ class Service:
     ready = True
     summary = "all is well"
 
-    def __init__(self) -> None:
+    def __init__(self, session: type[Session] = Session) -> None:
         self.now, self.errors, self.heard = 0.0, 0, []
         self.loop = Loop(
             self,
@@ -62,7 +73,7 @@ class Service:
             disk=Disk(Path("/tmp"), "training waits", 0.0),
             signer=Signer(Ed25519PrivateKey.generate()),
         )
-        self.loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", b""))
+        self.loop.connect(session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", b""))
         self.fails: Exception | None = None
 
     def count(self) -> None:
@@ -250,3 +261,15 @@ def test_what_a_message_takes_is_charged_to_the_client_that_sent_it(monkeypatch:
 def test_a_will_that_mqtt_has_no_room_for_is_refused_and_not_tried_for_ever() -> None:
     with pytest.raises(SettingsError, match=r"takes 65... bytes, and MQTT 65535 at most; shorten the names of classes"):
         Service().loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", bytes(65_500)))
+
+
+def test_a_broker_that_takes_no_message_of_ours_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A device ended with a traceback, and served no more, as its presence was larger than the broker's limit."""
+    service = Service(Stingy)
+    service.loop.say("t/state", b"here", retain=True)
+    assert "the broker takes 10; raise its packet limit" in service.loop.refusal
+    assert "the broker takes 10" in service.loop.broker
+    service.loop.control.takes = 1 << 20  # type: ignore[attr-defined]
+    service.loop.say("t/state", b"here", retain=True)
+    assert (service.loop.refusal, service.errors) == ("", 0)
+    assert "message not sent" in caplog.text

@@ -482,6 +482,18 @@ def test_a_broker_that_takes_less_than_before_ends_a_transfer_with_an_event(tmp_
     assert isinstance(cam.failed[0].error, ValueError)
 
 
+def test_an_answer_that_the_broker_does_not_take_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(3 * BLOCK))
+    yard.broker.max_payload_bytes = 10
+    yard.aggregator.work()
+    assert "answer not sent peer=cam-1" in caplog.text
+    yard.broker.max_payload_bytes = 1 << 20
+    yard.run(seconds=20)
+    assert [event.verdict.accepted for event in cam.concluded] == [True]
+
+
 def test_what_all_share_is_published_once(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1", "cam-2", "cam-3")
     manifest = yard.aggregator.offer("*", os.urandom(30 * BLOCK))
