@@ -56,6 +56,9 @@ LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
 """A broker that speaks MQTT 5 sends us no more at once: paho would read it whole before anybody looks at it. From one
 that does all the same, or speaks 3.1.1, nothing larger is read."""
 
+_KIND_AND_QOS, _PUBLISH_QOS_2 = 0xF6, 0x34
+"""Of a packet's first byte."""
+
 C = TypeVar("C", bound=Client)
 
 log = logging.getLogger(__name__)
@@ -99,7 +102,11 @@ class _CountingClient(Client):
         return super().loop_misc()
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        """Called for what is left of a packet; one that is too large ends the connection."""
+        """Called for what is left of a packet; one that is too large, or that nobody asked for, ends the connection."""
+        # paho would keep it until the broker says more
+        if self._in_packet["command"] & _KIND_AND_QOS == _PUBLISH_QOS_2:
+            log.warning("message not read reason=it is of QoS 2, which nobody asked for next=connecting anew")
+            raise ConnectionError("a message of QoS 2")
         if bufsize > LARGEST_PACKET_BYTES:
             log.warning("packet not read bytes=%d at_most=%d next=connecting anew", bufsize, LARGEST_PACKET_BYTES)
             raise ConnectionError(f"a packet of {bufsize} bytes")
