@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import threading
@@ -135,6 +136,7 @@ class AggregatorService:
             self._on_other_device,
             self._on_refused,
             self._on_other_fleet,
+            functools.partial(_was_said_before, releases.signer.now_us(), leadership),
         )
         voices = Voices(releases.signer, ring)
         self._thumbnails = ThumbnailDesk(folder, voices, lambda name: self._store.signing_key(name) is not None)
@@ -421,3 +423,15 @@ class AggregatorService:
 
     def _announce(self, message: Announcement) -> None:
         self.loop.say(topic_of(message.spec.fleet, "round"), encode(message), retain=message.state != "standby")
+
+
+def _was_said_before(began_us: int, leadership: Leadership, sealed: Sealed) -> bool:
+    """Whether our own key signed an announcement before we began, of no later epoch than that in which we lead.
+
+    Then it was recorded, and would have us give way to a process that is dead: who leads beside us hears us, and signs
+    what it says later than that.
+    """
+    if not leadership.leads or sealed.time_us >= began_us:
+        return False
+    word = decode(sealed.frame)
+    return isinstance(word, Announcement) and word.epoch <= leadership.epoch

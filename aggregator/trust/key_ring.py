@@ -52,6 +52,7 @@ class KeyRing:
         other_device: told a client's name when somebody with another key uses it.
         refused: told a client's name, and why nothing that it signs counts.
         other_fleet: told what another key than this fleet's signed as its announcement.
+        is_recorded: whether a word of this fleet's key is one that a process before this one said.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class KeyRing:
         other_device: Callable[[str], object] = lambda client: None,
         refused: Callable[[str, str], object] = lambda client, why: None,
         other_fleet: Callable[[Sealed], object] = lambda sealed: None,
+        is_recorded: Callable[[Sealed], bool] = lambda sealed: False,
     ) -> None:
         self._own = own
         self._pins = pins
@@ -69,6 +71,7 @@ class KeyRing:
         self._other_device = other_device
         self._refused = refused
         self._other_fleet = other_fleet
+        self._is_recorded = is_recorded
         self._met: OrderedDict[str, bytes] = OrderedDict()
         self._turned_away: OrderedDict[str, None] = OrderedDict()
         self._others: OrderedDict[str, float] = OrderedDict()
@@ -76,7 +79,8 @@ class KeyRing:
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
         if sealed.key == self._own.public_key:
             self._own.outlive(sealed.time_us)  # retained: devices pass over what is older than this
-            return address.peer == EVERYBODY  # on a client's topics: another aggregator's word to it
+            # On a client's topics: another aggregator's word to it.
+            return address.peer == EVERYBODY and not self._is_recorded(sealed)
         if address.peer == EVERYBODY:
             self._other_fleet(sealed)
             raise MalformedMessage("an announcement that another key than this fleet's signed")

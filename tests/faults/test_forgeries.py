@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.tiny_fleet import FLEET, TinyFleet
 
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.wire.protocol.codec import decode, encode, is_block
@@ -20,7 +21,7 @@ from replayfleet.federation.wire.protocol.messages import (
     RolledBack,
     Verdict,
 )
-from replayfleet.federation.wire.protocol.topics import parse_topic
+from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.seal import SEALED, unseal
 from tests.support.client_world import World
 
@@ -177,3 +178,22 @@ def test_what_was_recorded_and_is_played_again_changes_nothing_for_processes_tha
     assert {client: store.download(client) for client in store.clients()} == before
     assert {client.client.serving_version for client in world.clients.values()} == {3}
     assert store.round().index == 2
+
+
+def test_an_announcement_of_a_process_before_ends_no_aggregator(tmp_path: Path) -> None:
+    """One that had restarted took it for a copy's, and ended with exit code 2 or raised the epoch, by their names."""
+    fleet, tape = TinyFleet(tmp_path, ("cam-1",), num_clients=2), list[tuple[str, bytes]]()
+    attacker = fleet.broker.session("attacker", on_message=lambda *message: tape.append(message), will=None)
+    attacker.subscribe([topic_of(FLEET, "round")])
+    attacker.start()
+    fleet.run(until=lambda: bool(tape))
+    for _ in range(4):
+        said = list(tape)
+        fleet.kill_aggregator()
+        fleet.new_service()
+        fleet.run(until=lambda: fleet.service.coordinator.leads)
+        for topic, payload in said:
+            attacker.publish(topic, payload)
+        fleet.run(until=lambda end=fleet.now + 1.0: fleet.now >= end)  # type: ignore[misc]
+        assert (fleet.service.coordinator.leads, fleet.store.epoch()) == (True, 0)
+    fleet.close()
