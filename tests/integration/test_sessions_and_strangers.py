@@ -135,6 +135,18 @@ def test_what_brokers_say_that_mosquitto_doesn_t_is_understood_too(word: bytes, 
         session.stop()
 
 
+def test_a_message_too_large_for_the_broker_isn_t_taken_for_a_thief(tmp_path: Path) -> None:
+    with mosquitto(tmp_path, "allow_anonymous true", "message_size_limit 4096") as port:
+        session = MqttSession(f"mqtt://127.0.0.1:{port}", "a", on_message=lambda topic, payload: None)
+        session.start()
+        session.publish("t/x", bytes(8192))
+        until(lambda: "lost: Protocol error; a message of ours may be larger" in session.problem)
+        before = session.num_connections
+        until(lambda: session.num_connections > before)
+        assert "may be larger" in session.problem, "being accepted again is no answer to it"
+        session.stop()
+
+
 def test_a_member_without_rules_is_told_so(yard: Yard) -> None:
     session = yard.stranger("cam-2", "a")
     until(lambda: session.connected)

@@ -19,7 +19,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 from replayfleet.federation.wire.transport.mqtt_connection import Connection, ConnectionPlan, describe_failure
-from replayfleet.federation.wire.transport.refusals import PERHAPS_TAKEN, SESSION_TAKEN
+from replayfleet.federation.wire.transport.refusals import OF_ACCEPTED, PERHAPS_TAKEN
 
 ANSWER_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 2.0
@@ -225,7 +225,7 @@ class MqttSession:
             if connection.ready:
                 short_lives = short_lives + 1 if time.monotonic() - self._welcomed_at < STEADY_S else 0
                 if short_lives >= SHORT_LIVES and not (connection.taken_over or self._stopping.is_set()):
-                    problem = PERHAPS_TAKEN
+                    problem = problem if connection.explained else PERHAPS_TAKEN
                     self._tell(problem)
             if connection.speechless:  # perhaps another version helps
                 self._plan = replace(self._plan, modern=not self._plan.modern)
@@ -295,7 +295,7 @@ class MqttSession:
             self._max_packet_bytes = connection.max_packet_bytes
             self._connected = True
             self._welcomed_at = time.monotonic()
-            if self._refusal not in {SESSION_TAKEN, PERHAPS_TAKEN}:
+            if not self._refusal.startswith(OF_ACCEPTED):
                 self._refusal = ""
             self._num_connections += 1
             self._state = "connected"

@@ -37,8 +37,10 @@ from replayfleet.federation.wire.transport.refusals import (
     NO_CERTIFICATE,
     SESSION_TAKEN,
     TAKEN_OVER,
+    TOO_LARGE,
     UNSUPPORTED_VERSION,
     certificate_refused,
+    connection_ended,
     entry_refused,
     topic_refused,
 )
@@ -141,7 +143,7 @@ class Connection:
         self.unsupported = False
         self.session_kept = False
         self.problem = ""
-        self.taken_over = False
+        self.taken_over = self.explained = False
         self.max_packet_bytes = USUAL_PACKET_BYTES
         self.acknowledged: deque[int] = deque()
         self._opened = self._refused = False
@@ -285,14 +287,15 @@ class Connection:
         self._wake.set()
 
     def _disconnected(
-        self, _client: Client, _data: Any, _flags: DisconnectFlags, reason: ReasonCode, _properties: Properties | None
+        self, _client: Client, _data: Any, flags: DisconnectFlags, reason: ReasonCode, _properties: Properties | None
     ) -> None:
         self.taken_over = self.accepted and reason.value == TAKEN_OVER
         if self.taken_over:
             self.problem = SESSION_TAKEN
             self._tell(self.problem)
         elif not self.problem and self.accepted:
-            self.problem = f"connection lost: {reason}"
+            self.explained = flags.is_disconnect_packet_from_server or reason.value in TOO_LARGE
+            self.problem = connection_ended(reason.value, str(reason))
         elif not self.problem:
             hint = NO_CERTIFICATE if self._plan.context is not None else ""
             self.problem = f"broker: {CLOSED_UNANSWERED}{hint}"

@@ -7,15 +7,20 @@ import ssl
 
 UNSUPPORTED_VERSION, BAD_LOGIN, NOT_AUTHORIZED, TAKEN_OVER = 0x84, 0x86, 0x87, 0x8E
 """Reason codes (MQTT 5, section 2.4), also for MQTT 3.1.1. Neither that nor mosquitto 2.0.11 says the last."""
+TOO_LARGE = frozenset({0x82, 0x95})
+"""A packet too large. mosquitto with ``message_size_limit`` says it where MQTT doesn't allow it: a protocol error."""
 
 SESSION_TAKEN = (
     "session taken over: another process connected as this very member, with a copy of its key or data dir; stop one "
     "of the two, or revoke the member and enrol it again"
 )
 PERHAPS_TAKEN = (
-    "connection lost again and again, right after it was accepted: a bad line, or the session is taken over by another "
-    "process with a copy of our key or data dir, which this broker doesn't say"
+    "connection lost again and again, right after it was accepted: a bad line, a message larger than the broker takes "
+    "(`edge-client doctor` tries one), or the session is taken over by another process with a copy of our key or data "
+    "dir; this broker doesn't say which"
 )
+OF_ACCEPTED = ("session taken over", "connection lost")
+"""What a broker has against those whom it accepts begins so: being accepted again is no answer to it."""
 UNKNOWN_MEMBER = (
     "not authorized: the broker doesn't know this member; enrol it (aggregator enroll), give the broker the rules that "
     "were written then, and reload it; or user and password are wrong"
@@ -37,6 +42,12 @@ _ALERT = re.compile(r"alert ([a-z ]+)")
 def entry_refused(code: int, text: str) -> str:
     """Return why a broker answered CONNECT with no."""
     return UNKNOWN_MEMBER if code in {BAD_LOGIN, NOT_AUTHORIZED} else f"broker refuses: {text}"
+
+
+def connection_ended(code: int, text: str) -> str:
+    """Return why a connection that the broker had accepted ended."""
+    hint = "; a message of ours may be larger than the broker takes: `edge-client doctor` tries one"
+    return f"connection lost: {text}{hint if code in TOO_LARGE else ''}"
 
 
 def topic_refused(code: int, text: str, topics: str, *, to_hear: bool) -> str:
