@@ -13,7 +13,13 @@ from replayfleet.edge_client.operator.status import read_status, stale
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
-from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
+from replayfleet.federation.wire.transport.broker_probe import (
+    BrokerForbids,
+    BrokerProbe,
+    BrokerProblem,
+    BrokerSilent,
+    Welcome,
+)
 from replayfleet.federation.wire.transport.connecting import Connector, secret_id
 from replayfleet.federation.wire.transport.mqtt_connection import MAX_INFLIGHT
 
@@ -22,6 +28,7 @@ SMALL_PACKET_BYTES = 128 << 10
 """What the smallest of the common brokers takes (AWS IoT Core)."""
 
 SLOW_ROUND_TRIP_S = 0.5
+LINE = "see whether the line is slow or loses packets"
 CHECKS = ("broker.limits", "broker.round-trip", "broker.large", "broker.retained")
 
 
@@ -131,11 +138,13 @@ def _limits(welcome: Welcome) -> Finding:
 
 def _tried(probe: BrokerProbe, welcome: Welcome, target: BrokerTarget) -> list[Finding]:
     """Return round trip, large and retained message; without the first, the others can't be tried."""
+    if welcome.max_qos < 1:
+        return [skipped(check, "not tried: see broker.limits") for check in CHECKS[1:]]
     try:
         seconds = probe.round_trip()
     except BrokerProblem as problem:
         rest = [skipped(check, "not tried: see broker.round-trip") for check in CHECKS[2:]]
-        return [_refused(problem, probe.topic, target), *rest]
+        return [_failed(problem, probe.topic, target), *rest]
     found = f"{1000 * seconds:.1f} ms on {probe.topic}, median of five"
     facts = {"round_trip_s": round(seconds, 6), "topic": probe.topic}
     slow = seconds > SLOW_ROUND_TRIP_S
@@ -147,13 +156,15 @@ def _tried(probe: BrokerProbe, welcome: Welcome, target: BrokerTarget) -> list[F
         findings.append(ok("broker.large", found, bytes=size, seconds=round(took_s, 6)))
     except BrokerProblem as problem:
         advice = "raise the broker's packet limit (mosquitto: max_packet_size, and never message_size_limit)"
+        if isinstance(problem, BrokerSilent):
+            advice = f"{LINE}, large packets first of all where a tunnel's MTU is too small; or {advice}"
         findings.append(failure("broker.large", str(problem), advice))
         return [*findings, skipped("broker.retained", "not tried: the connection may be gone")]
     return [*findings, _retained(probe, welcome)]
 
 
-def _refused(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Finding:
-    """Rules that only lack the doctor's line do a client no harm; rules for another name do."""
+def _failed(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Finding:
+    """Rules that only lack the doctor's line do a client no harm; rules for another name do, and so does a bad line."""
     if target.known_as:
         found = f"{problem}; the client id is {target.client!r}, but the broker knows us as {target.known_as}"
         advice = "the certificate's common name, or the user of the password file, must be the client id"
@@ -161,7 +172,11 @@ def _refused(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Findin
     parts = topic.split("/")
     pattern = "/".join([*parts[:4], "%u", *parts[5:]])
     rule = f"add to the broker's rules: pattern readwrite {pattern} (see docs/doctor.md)"
-    return warning("broker.round-trip", str(problem), rule, topic=topic)
+    if isinstance(problem, BrokerForbids):
+        return warning("broker.round-trip", str(problem), rule, topic=topic)
+    if isinstance(problem, BrokerSilent):  # rules may forbid silently too: to hear, or all with MQTT 3.1.1
+        return warning("broker.round-trip", str(problem), f"{LINE}; or {rule}", topic=topic)
+    return failure("broker.round-trip", str(problem), "look at the broker's log, and at the line", topic=topic)
 
 
 def _retained(probe: BrokerProbe, welcome: Welcome) -> Finding:

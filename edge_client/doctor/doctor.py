@@ -60,7 +60,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
             for camera in settings.cameras()
         ),
         Check("keys", lambda: keys.look_at_keys(tls, settings.password_file, identity=settings.identity)),
-        Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 60.0),
+        Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 150.0),
         Check("broker.session", lambda: broker.look_at_session(settings.data_dir)),
         Check("clock.synchronised", clock.look_at_synchronisation),
         Check("clock.skew", lambda: clock.look_at_skew(settings.time_server(), named=bool(settings.ntp))),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import onnxruntime
 import pytest
@@ -19,10 +20,11 @@ from support.mosquitto import mosquitto, password_file
 
 from replayfleet.devices.installing import DRIVER
 from replayfleet.devices.shared_libraries import is_missing
-from replayfleet.edge_client.doctor.broker import BrokerTarget, look_at_broker
+from replayfleet.edge_client.doctor.broker import LINE, BrokerTarget, look_at_broker
 from replayfleet.edge_client.doctor.findings import Finding, Status
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, BrokerSilent
 from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
@@ -148,7 +150,7 @@ def test_a_certificate_of_another_client_fails_with_both_names(tmp_path: Path) -
         (("allow_anonymous true", "max_inflight_messages 5"), {"limits": "warning", "large": "ok"}),
         ((*OPEN, "message_size_limit 4096"), {"limits": "ok", "large": "failure", "retained": "skipped"}),
         ((*OPEN, "retain_available false"), {"large": "ok", "retained": "failure"}),
-        ((*OPEN, "max_qos 0"), {"limits": "failure"}),
+        ((*OPEN, "max_qos 0"), {"limits": "failure", "round-trip": "skipped", "large": "skipped"}),
     ],
 )
 def test_what_a_broker_does_not_allow_is_found(
@@ -157,6 +159,38 @@ def test_what_a_broker_does_not_allow_is_found(
     with mosquitto(tmp_path, *lines) as port:
         found = statuses(asked(port))
     assert {name: found[name] for name in expected} == expected
+
+
+@needs_mosquitto
+@pytest.mark.parametrize(
+    ("trial", "row", "problem", "status", "advice"),
+    [
+        ("round_trip", "round-trip", BrokerSilent("no answer in time"), Status.WARNING, f"{LINE}; or add to the"),
+        (
+            "round_trip",
+            "round-trip",
+            BrokerProblem("it ended the connection"),
+            Status.FAILURE,
+            "look at the broker's log",
+        ),
+        ("large_message", "large", BrokerSilent("no answer in time"), Status.FAILURE, f"{LINE}, large packets first"),
+        ("large_message", "large", BrokerProblem("it ended the connection"), Status.FAILURE, "raise the broker's"),
+    ],
+)
+def test_a_bad_line_isn_t_taken_for_rules_or_for_a_limit(
+    trial: str,
+    row: str,
+    problem: BrokerProblem,
+    status: Status,
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BrokerProbe, trial, Mock(side_effect=problem))
+    with mosquitto(tmp_path, *OPEN) as port:
+        found = asked(port)[f"broker.{row}"]
+    assert found.status == status
+    assert found.advice.startswith(advice)
 
 
 def test_a_broker_of_the_old_protocol_announces_no_limits_and_is_tried_all_the_same() -> None:

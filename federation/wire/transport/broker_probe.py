@@ -35,6 +35,8 @@ from replayfleet.federation.wire.transport.refusals import (
 )
 
 ANSWER_S = 5.0
+LARGE_ANSWER_S = 75.0
+"""A block to the broker and back at 64 kbit/s, over which transfers go too."""
 NUM_ROUND_TRIPS = 5
 _PROPERTY_RESERVE_BYTES = 1 << 10
 """Room for topic and headers within the broker's packet limit, as a session leaves it."""
@@ -42,6 +44,14 @@ _PROPERTY_RESERVE_BYTES = 1 << 10
 
 class BrokerProblem(ReplayfleetError):
     """The broker can't be used for something; says what."""
+
+
+class BrokerSilent(BrokerProblem):
+    """Nothing came back in time: the line may be as much to blame as the broker."""
+
+
+class BrokerForbids(BrokerProblem):
+    """Its access rules know nobody of this name who may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +167,9 @@ class BrokerProbe:
         announced = (self._welcome.max_packet_bytes if self._welcome else None) or USUAL_PACKET_BYTES
         size = min(BLOCK_BYTES + PAYLOAD_RESERVE_BYTES, announced - _PROPERTY_RESERVE_BYTES)
         try:
-            return size, self._echo(os.urandom(size))
+            return size, self._echo(os.urandom(size), LARGE_ANSWER_S)
         except BrokerProblem as problem:
-            raise BrokerProblem(f"a message of {size} bytes doesn't come back: {problem}") from problem
+            raise type(problem)(f"a message of {size} bytes doesn't come back: {problem}") from problem
 
     def retained_message(self) -> None:
         """Publish a retained message, ask for it again, and remove it.
@@ -203,13 +213,15 @@ class BrokerProbe:
             raise BrokerProblem("there is no connection")
         self._client.subscribe(self.topic, qos=1)
         event = self._next_event("subscribed", ANSWER_S)
-        if event.kind != "subscribed" or event.reason:
-            raise BrokerProblem(f"its access rules refuse a subscription to {self.topic}: {event.reason}")
+        if event.kind == "gone":
+            raise BrokerProblem(f"it ended the connection: {event.reason}")
+        if event.reason:
+            raise BrokerForbids(f"its access rules refuse a subscription to {self.topic}: {event.reason}")
 
-    def _echo(self, payload: bytes) -> float:
+    def _echo(self, payload: bytes, patience_s: float = ANSWER_S) -> float:
         began = time.monotonic()
         self._publish(payload)
-        self._message(payload)
+        self._message(payload, patience_s=patience_s)
         return time.monotonic() - began
 
     def _publish(self, payload: bytes, *, retain: bool = False) -> None:
@@ -217,9 +229,9 @@ class BrokerProbe:
             raise BrokerProblem("there is no connection")
         self._client.publish(self.topic, payload, qos=1, retain=retain)
 
-    def _message(self, payload: bytes, *, retained: bool = False) -> None:
+    def _message(self, payload: bytes, *, retained: bool = False, patience_s: float = ANSWER_S) -> None:
         """Wait for a message of that payload; what is delivered twice is skipped where a retained one is expected."""
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + patience_s
         while True:
             item = self._early.pop(0) if self._early else self._next(deadline)
             if isinstance(item, MQTTMessage):
@@ -228,7 +240,7 @@ class BrokerProbe:
             elif item.kind == "gone":
                 raise BrokerProblem(f"it ended the connection: {item.reason}")
             elif item.kind == "published" and item.reason:
-                raise BrokerProblem(f"its access rules refuse a message on {self.topic}: {item.reason}")
+                raise BrokerForbids(f"its access rules refuse a message on {self.topic}: {item.reason}")
 
     def _next_event(self, kind: str, timeout_s: float) -> _Event:
         deadline = time.monotonic() + timeout_s
@@ -243,7 +255,7 @@ class BrokerProbe:
         try:
             return self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise BrokerProblem("no answer in time") from None
+            raise BrokerSilent("no answer in time") from None
 
 
 def _event(kind: Any, reason: ReasonCode, properties: Properties | None = None) -> _Event:
