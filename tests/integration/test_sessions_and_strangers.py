@@ -151,7 +151,8 @@ def test_a_member_without_rules_is_told_so(yard: Yard) -> None:
     session = yard.stranger("cam-2", "a")
     until(lambda: session.connected)
     session.publish("t/x", b"")
-    until(lambda: "not authorized to publish" in session.problem)
+    session.publish("t/clients/cam-7/up", b"")
+    until(lambda: "not authorized to publish on t/clients/+/up t/x: " in session.problem)
     assert session.connected
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -149,6 +150,8 @@ class Connection:
         self._opened = self._refused = False
         self._alert = ""
         self._gone = threading.Event()
+        self._sent_on: dict[int, str] = {}
+        self._forbidden: set[str] = set()
         self._plan = plan
         self._topics = topics
         self._on_message = on_message
@@ -209,6 +212,7 @@ class Connection:
             properties.MessageExpiryInterval = expires_s
         info = self._client.publish(topic, payload, qos=1, retain=retain, properties=properties)
         if info.rc in {MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN}:
+            self._sent_on[info.mid] = topic
             return info.mid
         log.warning("message dropped topic=%s error=%s", topic, info.rc.name)
         return None
@@ -309,8 +313,10 @@ class Connection:
     def _published(
         self, _client: Client, _data: Any, mid: int, reason: ReasonCode, _properties: Properties | None
     ) -> None:
+        topic = self._sent_on.pop(mid, "a topic")  # the broker may answer before it is noted
         if reason.is_failure:
-            self._tell(topic_refused(reason.value, str(reason), "some of its topics", to_hear=False))
+            self._forbidden.add(re.sub("/clients/[^/]+/", "/clients/+/", topic))  # an aggregator's are a thousand
+            self._tell(topic_refused(reason.value, str(reason), " ".join(sorted(self._forbidden)), to_hear=False))
         self.acknowledged.append(mid)
 
     def _logged(self, _client: Client, _data: Any, _level: int, text: str) -> None:

@@ -56,7 +56,8 @@ def topic_refused(code: int, text: str, topics: str, *, to_hear: bool) -> str:
     if code in {NOT_AUTHORIZED, 0x80}:
         return (
             f"not authorized to {verb} {topics}: the broker's access rules know nobody of this name who may: it was "
-            "revoked, or the name in certificate or login isn't the client id, or the rules are of another fleet"
+            "revoked, or the name in certificate or login isn't the client id, or the rules are of another fleet, or "
+            "lack this topic"
         )
     return f"broker refuses to let us {verb} {topics}: {text}"
 
