@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import deque
 from collections.abc import Mapping
@@ -395,6 +396,13 @@ class Client:
     def reading_s(self, now: float) -> float:
         """How long the round's samples have been asked for; 0 while they aren't."""
         return 0.0 if self._reading_round is None else now - self._reading_since
+
+    def upload_silent_s(self, now: float) -> float:
+        """How long nothing new of the offered upload has reached the aggregator; 0 while none waits for its verdict."""
+        if self.step is not Step.WAIT_VERDICT:
+            return 0.0
+        since = self._parts.courier.advanced_at(self._parts.client_id)
+        return now - since if math.isfinite(since) else 0.0
 
     def _read_round(self, round_index: int, now: float) -> None:
         """Get the round's samples from the source, as a job, then train from what is its base now."""

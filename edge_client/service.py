@@ -366,6 +366,7 @@ class ClientService:
             training_problem=self._parts.training.problem,
             download_problem=client.download_problem,
             upload_problem=client.upload_problem,
+            upload_silent_s=client.upload_silent_s(now),
             clock_ahead_s=self._fleet_clock.ahead_s,
             certificate_left_s=self._certificate.left_s(now, wall_s),
             too_early=self._certificate.too_early(now, wall_s),

@@ -25,6 +25,8 @@ CLOCK_SLACK_S = 120.0
 """A clock that is further from the fleet's is told; so much apart two aggregators may be (``sync.trust``)."""
 SLOW_READ_S = 30.0
 """Samples that take longer to read are told."""
+SILENT_UPLOAD_S = 120.0
+"""An upload of which nothing arrives for so long is told; a block takes a quarter of it at 64 kbit/s."""
 _STANDS_S = 10.0
 """What is signed must have gone on by half of this time."""
 PATIENCE = {
@@ -73,6 +75,7 @@ class Facts(MemberFacts):
         training_problem: why the round wasn't trained; empty if it was.
         download_problem: why the round's download isn't served; empty if it is, or none came.
         upload_problem: why the aggregator doesn't take the upload for now; empty if it does.
+        upload_silent_s: how long nothing new of the upload has reached the aggregator; 0 while it needs none.
         clock_ahead_s: of the fleet's time; 0 if unknown.
     """
 
@@ -91,6 +94,7 @@ class Facts(MemberFacts):
     training_problem: str = ""
     download_problem: str = ""
     upload_problem: str = ""
+    upload_silent_s: float = 0.0
     clock_ahead_s: float = 0.0
 
 
@@ -173,8 +177,7 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.SERVES_ONLY, "it serves and doesn't train: torch isn't installed, or --no-train was said")
     if facts.training_problem:
         yield Wait(Why.TRAINING_FAILED, f"round {facts.round} wasn't trained: {facts.training_problem}")
-    if facts.upload_problem:
-        yield Wait(Why.BUSY, f"the aggregator doesn't take the upload yet: {facts.upload_problem}; it is offered again")
+    yield from _of_the_upload(facts)
     if facts.step is Step.WAIT_DOWNLOAD:
         why = facts.download_problem or (
             f"`aggregator history --client {facts.member}` says why, also where another device has this --client-id or "
@@ -189,6 +192,18 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.MODELS, f"{version}, for no newer model does: {facts.download_problem}")
     if facts.step is Step.WAIT_DATA and not (facts.labels and facts.labels.is_enough):  # soon the source is asked
         yield Wait(Why.TOO_FEW_LABELS, _few_labels(facts.round, facts.labels))
+
+
+def _of_the_upload(facts: Facts) -> Iterator[Wait]:
+    if facts.upload_problem:
+        yield Wait(Why.BUSY, f"the aggregator doesn't take the upload yet: {facts.upload_problem}; it is offered again")
+    elif facts.connected and facts.upload_silent_s > SILENT_UPLOAD_S:
+        yield Wait(
+            Why.BUSY,
+            f"nothing new of the upload has reached the aggregator for {duration(facts.upload_silent_s)}: see whether "
+            "the line is slow or loses packets, large ones first of all (`edge-client doctor` tries one); it goes on "
+            "by itself",
+        )
 
 
 def _rolled_back(facts: Facts, gone: SentAway) -> Wait:

@@ -77,6 +77,10 @@ class Courier:
         self.refused: list[str] = []
         self.verdicts: list[tuple[int, bool, str]] = []
         self.sent: list[Manifest] = []
+        self.advanced = float("-inf")
+
+    def advanced_at(self, peer: str) -> float:
+        return self.advanced
 
     def handle(self, topic: str, payload: bytes, now: float) -> list[Event]:
         events, self.events = self.events, []
@@ -570,6 +574,17 @@ def test_a_transfer_that_fails_is_told_as_the_one_that_it_is(made: Harness, capl
     assert len(made.courier.sent) == 1
     made.hear(now=60.0)
     assert len(made.courier.sent) == 2
+
+
+def test_an_upload_of_which_nothing_arrives_is_known_while_it_waits_for_its_verdict(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.courier.advanced = 5.0
+    assert made.client.upload_silent_s(200.0) == 0.0, "it is being trained"
+    made.trained(0, 2)
+    assert made.hear(now=10.0) is Step.WAIT_VERDICT
+    assert made.client.upload_silent_s(200.0) == 195.0
+    made.courier.advanced = float("-inf")
+    assert made.client.upload_silent_s(200.0) == 0.0, "the aggregator has answered"
 
 
 def test_an_offer_that_was_made_for_an_earlier_process_is_passed_over(made: Harness) -> None:
