@@ -178,9 +178,10 @@ class Loop:
             state = self.broker
             summary = f"{self._served.summary}; broker {state}"
             manager.report(self._served.turns, ready=self._served.ready, status=summary, now=self._clock())
-            if state not in {last, "connected"}:  # the session itself logs when it is connected
+            problem = state.partition("): ")[2] or state  # whichever attempt: a night without a broker is one line
+            if problem not in {last, "connected"}:  # the session itself logs when it is connected
                 log.warning("broker", state=state)
-            last = state
+            last = problem
 
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""

@@ -210,6 +210,20 @@ def test_it_turns_until_it_is_over_or_stopped_and_tells_systemd():
     service.loop.run(stopped, lambda now: False, ServiceManager())
 
 
+def test_a_broker_that_is_away_is_logged_once_however_often_it_is_tried(caplog: pytest.LogCaptureFixture):
+    service, away = Service(), "connection refused: nothing listens on broker.example:8883"
+    states = [f"connecting (attempt {number}, next in 3 s): {away}" for number in range(2, 90)]
+    states += [
+        "connected",
+        f"connecting (attempt 2, next in 0 s): {away}",
+        "connecting (attempt 3, next in 1 s): unknown host 'b'",
+    ]
+    service.loop.pump = lambda wait_s: setattr(service.loop.control, "state", states.pop(0))  # type: ignore[method-assign]
+    service.loop.run(threading.Event(), lambda now: not states, ServiceManager())
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 3, "again when it was there meanwhile, and when it is another problem"
+
+
 def test_jobs_run_off_the_loops_thread_and_their_ends_on_it():
     outcomes: queue.Queue[Outcome] = queue.Queue()
     heard: list[Any] = []
