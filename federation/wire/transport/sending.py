@@ -21,6 +21,8 @@ from replayfleet.federation.wire.transport.blob_store import EncodedBlob
 STALL_S = 5.0
 MAX_STALL_S = 60.0
 RESEND_S = 0.5
+SLOWEST_STEP_S = 40.0
+"""What a block takes at 64 kbit/s, with something else beside it."""
 SHARED_RESEND_S = 2.0
 """What one of a thousand receivers lacks goes to all of them again: not more often than so."""
 UNHEARD_S = 1.0
@@ -75,10 +77,12 @@ class Sending:
         self._advanced_at = now
         self._offered_at = now
         self._stall_s = STALL_S
+        self._step_s = 0.0
+        self._is_stalled = False
 
     def offer_again(self) -> None:
-        """Ask every receiver what it has: after a reconnect, a restart or a stall."""
-        self._offer_due = True
+        """Ask every receiver what it has: after a reconnect or a restart."""
+        self._offer_due, self._is_stalled = True, False
 
     def announced(self, now: float) -> None:
         """The aggregator spoke to all, perhaps since it lost what waited for it: offer again what it never answered."""
@@ -89,6 +93,10 @@ class Sending:
         """Take a receiver's word on what it has."""
         if peer not in self._receivers and len(self._receivers) >= MAX_RECEIVERS:
             return
+        after_s = SHARED_RESEND_S if self._shared else 0.0
+        if self._is_stalled and peer in self._receivers:  # its word may be from before our question: all is on its way
+            in_flight = self._cursor - self._receivers[peer].next_missing
+            after_s = max(after_s, in_flight * self._step_s if self._step_s else SLOWEST_STEP_S)
         receiver = self._receivers.setdefault(peer, _Receiver(advanced_at=now))
         next_missing = min(progress.next_missing, self.num_blocks)
         gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]
@@ -102,7 +110,7 @@ class Sending:
         if receiver.answered < self._num_offers - 1:
             receiver.answered = self._num_offers - 1
             top = progress.missing[-1][1] + 2 if progress.missing else next_missing
-            self._note_lost([*gaps, range(top, self._cursor)], now, SHARED_RESEND_S if self._shared else 0.0)
+            self._note_lost([*gaps, range(top, self._cursor)], now, after_s)
         else:
             self._note_lost(gaps, now, SHARED_RESEND_S if self._shared else RESEND_S)
         if not self._shared:
@@ -130,7 +138,7 @@ class Sending:
     def step(self, now: float) -> Step:
         """Return what is due; the caller sends all of it."""
         if now - max(self._advanced_at, self._offered_at) >= self._stall_s and not self._ended():
-            self._offer_due = True
+            self._offer_due = self._is_stalled = True
             self._stall_s = min(2 * self._stall_s, MAX_STALL_S)
         offer, self._offer_due = self._offer_due, False
         if offer:
@@ -156,7 +164,9 @@ class Sending:
 
     def _advance(self, receiver: _Receiver, now: float) -> None:
         """Something arrived: the stall timer starts again, longer than the slowest step seen, for slow links."""
-        self._stall_s = min(max(STALL_S, 3 * (now - self._advanced_at)), MAX_STALL_S)
+        step_s = now - self._advanced_at
+        self._step_s = min(step_s, SLOWEST_STEP_S)
+        self._stall_s = min(max(STALL_S, 3 * step_s), MAX_STALL_S)
         self._advanced_at = receiver.advanced_at = now
 
     def _ended(self) -> bool:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
+
 from replayfleet.federation.wire.protocol.messages import Manifest, Progress
 from replayfleet.federation.wire.transport.blob_store import EncodedBlob
 from replayfleet.federation.wire.transport.sending import LAGGARD_S, STALL_S, Bundle, Sending, Step
@@ -85,6 +87,28 @@ def test_a_slow_link_is_not_mistaken_for_a_stall() -> None:
         assert not sending.step(now).offer
     assert not sending.step(now + 12.0).offer
     assert sending.num_resent == 0
+
+
+@pytest.mark.parametrize("block_s", [33.0, 16.5, 8.0, 5.1])
+def test_what_is_on_its_way_over_a_slow_line_is_not_sent_again(block_s: float) -> None:
+    """64 kbit/s and more: the receiver says each second what it has, whether it was asked meanwhile or not."""
+    sending, offers = Sending(30, credit=8, now=0.0), 0
+    sending.step(0.0)
+    for second in range(1, int(29 * block_s)):
+        sending.on_progress("aggregator", progress(int(second / block_s)), float(second))
+        offers += sending.step(float(second)).offer
+    assert offers, "it asks, for all may be lost"
+    assert sending.num_resent == 0
+
+
+def test_what_is_lost_on_a_quick_line_is_sent_again_at_the_first_question() -> None:
+    sending = Sending(9, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.on_progress("aggregator", progress(1), 0.2)
+    assert sending.step(0.2).blocks == [8]
+    assert sending.step(0.2 + STALL_S) == Step(True)
+    sending.on_progress("aggregator", progress(1), 0.3 + STALL_S)
+    assert sending.step(0.3 + STALL_S).blocks == list(range(1, 9))
 
 
 def test_what_many_receivers_of_a_shared_transfer_lack_goes_to_all_of_them_now_and_then_not_once_for_each() -> None:
