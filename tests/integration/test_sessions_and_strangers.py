@@ -135,6 +135,26 @@ def test_what_brokers_say_that_mosquitto_doesn_t_is_understood_too(word: bytes, 
         session.stop()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
+def test_the_port_of_the_other_listener_is_guessed(yard: Yard, tmp_path: Path) -> None:
+    """One with TLS, and one without."""
+    (tmp_path / "plain").mkdir()
+    with mosquitto(tmp_path / "plain", "allow_anonymous true") as port:
+        for url, expected in (
+            (yard.url.replace("mqtts", "mqtt"), "before it answered (does it speak TLS there"),
+            (f"mqtts://127.0.0.1:{port}", "it doesn't speak TLS there"),
+        ):
+            session = yard._started(MqttSession(url, "a", on_message=lambda topic, payload: None))
+            until(lambda session=session, expected=expected: expected in session.state)  # type: ignore[misc]
+            address = BrokerAddress.parse(url)
+            context = TlsSettings().context() if address.encrypted else None
+            with (
+                BrokerProbe(address, "b", "t/x", context) as probe,
+                pytest.raises(BrokerProblem, match="speak TLS there"),
+            ):
+                probe.connect()
+
+
 def test_a_message_too_large_for_the_broker_isn_t_taken_for_a_thief(tmp_path: Path) -> None:
     with mosquitto(tmp_path, "allow_anonymous true", "message_size_limit 4096") as port:
         session = MqttSession(f"mqtt://127.0.0.1:{port}", "a", on_message=lambda topic, payload: None)

@@ -27,10 +27,9 @@ from replayfleet.federation.wire.transport.mqtt_connection import (
     new_client,
 )
 from replayfleet.federation.wire.transport.refusals import (
-    CLOSED_UNANSWERED,
-    NO_CERTIFICATE,
     UNSUPPORTED_VERSION,
     certificate_refused,
+    closed_unanswered,
     entry_refused,
 )
 
@@ -141,8 +140,7 @@ class BrokerProbe:
                 self.close()
                 continue
             if event.kind == "gone":
-                hint = NO_CERTIFICATE if self.context is not None else ""
-                raise BrokerProblem(self._alert or f"{CLOSED_UNANSWERED}{hint}")
+                raise BrokerProblem(self._alert or closed_unanswered(encrypted=self.context is not None))
             if event.reason:
                 raise BrokerProblem(entry_refused(event.code, event.reason))
             self._welcome = _welcome(client, event.properties, time.monotonic() - began, modern=modern)

@@ -34,13 +34,13 @@ from replayfleet.federation.wire.protocol.limits import MAX_BLOCK_BYTES
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 from replayfleet.federation.wire.transport.refusals import (
-    CLOSED_UNANSWERED,
-    NO_CERTIFICATE,
+    NO_TLS,
     SESSION_TAKEN,
     TAKEN_OVER,
     TOO_LARGE,
     UNSUPPORTED_VERSION,
     certificate_refused,
+    closed_unanswered,
     connection_ended,
     entry_refused,
     topic_refused,
@@ -301,8 +301,7 @@ class Connection:
             self.explained = flags.is_disconnect_packet_from_server or reason.value in TOO_LARGE
             self.problem = connection_ended(reason.value, str(reason))
         elif not self.problem:
-            hint = NO_CERTIFICATE if self._plan.context is not None else ""
-            self.problem = f"broker: {CLOSED_UNANSWERED}{hint}"
+            self.problem = f"broker: {closed_unanswered(encrypted=self._plan.context is not None)}"
             if self._alert:
                 self.problem = self._alert
                 self._tell(self._alert)
@@ -358,10 +357,10 @@ def new_client(
 
 def describe_failure(error: Exception, address: BrokerAddress) -> str:
     """Return why no connection came about, so that an operator can act on it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}; {_next(error)}"
     if isinstance(error, ssl.SSLError):
-        return certificate_refused(error) or f"TLS failure: {error.reason or error}"
+        return _tls_failure(error)
+    if isinstance(error, ConnectionResetError) and address.encrypted:
+        return f"{error}; perhaps it doesn't speak TLS there"
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused: nothing listens on {address.host}:{address.port}"
     if isinstance(error, socket.gaierror):
@@ -369,6 +368,14 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer from {address.host}:{address.port} in {CONNECT_TIMEOUT_S:.0f} s"
     return str(error)
+
+
+def _tls_failure(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}; {_next(error)}"
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return NO_TLS
+    return certificate_refused(error) or f"TLS failure: {error.reason or error}"
 
 
 def _next(error: ssl.SSLCertVerificationError) -> str:

@@ -33,10 +33,17 @@ _OF_CERTIFICATES = {
     "bad certificate": f"the broker can't verify it, or the broker's clock is wrong; look at that, else {_ENROL}",
     "certificate required": "there is none; name one with --identity, or with --tls-cert and --tls-key",
 }
-CLOSED_UNANSWERED = "it closed the connection before it answered"
-NO_CERTIFICATE = " (does it ask for a client certificate, or refuse ours: revoked, expired, of another authority?)"
+_CLOSED_UNANSWERED = "it closed the connection before it answered"
+_NO_CERTIFICATE = " (does it ask for a client certificate, or refuse ours: revoked, expired, of another authority?)"
 """What may be said where TLS is spoken; the alert that would tell is lost where the broker closes too quickly."""
+_NO_MQTT = " (does it speak TLS there, mqtts://, or websockets? or take no more connections?)"
+NO_TLS = "TLS failure: it doesn't speak TLS there; name the port where it does"
 _ALERT = re.compile(r"alert ([a-z ]+)")
+
+
+def closed_unanswered(*, encrypted: bool) -> str:
+    """Return what a broker that closes a connection at once may have against it."""
+    return f"{_CLOSED_UNANSWERED}{_NO_CERTIFICATE if encrypted else _NO_MQTT}"
 
 
 def entry_refused(code: int, text: str) -> str:
