@@ -95,7 +95,7 @@ class Coordinator:
         self._aggregates = self._aggregates_again = self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self._num_reports = Counter[str]()
-        self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
+        self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported, parts.courier.advanced_at)
 
     def start(self, now: float) -> None:
         """Lead, unless others have to be asked first; that begins with the connection."""

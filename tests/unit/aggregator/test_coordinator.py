@@ -27,6 +27,7 @@ from replayfleet.aggregator.presence import DEAD_AFTER_S, MAX_NEWCOMERS, Presenc
 from replayfleet.aggregator.rounds.machine import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.aggregator.sync.downloads import MAX_PREPARING
+from replayfleet.aggregator.sync.finish import GRACE_S
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.disk import Disk, Room, disk_errno
@@ -94,8 +95,10 @@ class Courier:
     def withdraw(self, peer: str) -> None:
         self.withdrawn.append(peer)
 
+    advanced = float("-inf")
+
     def advanced_at(self, _peer: str) -> float:
-        return float("-inf")
+        return self.advanced
 
     def send(
         self, peer: str, manifest: Manifest, digests: Any, _now: float, answers: str = "", bases: Any = None
@@ -664,6 +667,19 @@ def test_a_finished_run_waits_for_a_client_whose_connection_just_broke_not_for_o
     assert desk.coordinator.finish.waiting_for(2.0 + DEAD_AFTER_S) == ["a"]
     assert not desk.coordinator.over(2.0 + DEAD_AFTER_S)
     assert desk.coordinator.over(2.1 + DEAD_AFTER_S)
+
+
+def test_a_finished_run_waits_for_a_client_that_receives_its_last_models_slowly(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=1, num_rounds=1)
+    desk.online("a")
+    desk.upload("a")
+    desk.jobs.run(1.0)
+    over = []
+    for now in range(1, 1000):
+        desk.hears(Received("a", Presence("a", "online", "boot", 1 + now)), now=float(now))
+        desk.courier.advanced = min(now // 33 * 33.0, 297.0)  # a block at 64 kbit/s, until something breaks
+        over.append(desk.coordinator.over(float(now)))
+    assert over.index(True) + 1 == 297 + GRACE_S
 
 
 def test_blobs_that_something_still_needs_are_never_collected(desk: Desk) -> None:
