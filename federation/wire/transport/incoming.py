@@ -18,6 +18,7 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.claims import FETCH_S, ClaimStore
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.federation.wire.transport.receiving import Receiving
+from replayfleet.federation.wire.transport.sending import SLOWEST_STEP_S
 
 IDLE_S = 5.0
 """A transfer without a new block for so long may have to give its place to another; at 0.5 Mbit/s a block takes 4.2."""
@@ -229,7 +230,7 @@ class Incoming:
             if current.fetching is not None:
                 events += self._guarded(peer, lambda p=peer, c=current: self._fetched(p, c, now))  # type: ignore[misc]
                 continue
-            if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and stuck_s >= SHARED_PATIENCE_S):
+            if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and stuck_s >= _patience_s(current.receiving)):
                 events += self._give_up(peer, current, silent_s, now)
             elif current.unpacked:
                 events += self._guarded(peer, lambda p=peer, c=current: self._settle(p, c, now))  # type: ignore[misc]
@@ -458,6 +459,13 @@ class Incoming:
         _let_fetch_go(current)
         receiving = current.receiving
         receiving.close() if keep_part else receiving.discard()
+
+
+def _patience_s(shared: Receiving) -> float:
+    """How long to wait for the next block that all get: over a slow line it is on its way, and ours comes later."""
+    if not shared.bytes_received:
+        return SLOWEST_STEP_S
+    return min(max(SHARED_PATIENCE_S, 3 * shared.slowest_s), SLOWEST_STEP_S)
 
 
 def _key(peer: str, manifest: Manifest, transfer_id: str) -> tuple[str, str, int, int]:

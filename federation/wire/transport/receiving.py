@@ -45,6 +45,7 @@ class Receiving:
         self.bytes_received = 0
         self.heard_at = self.progressed_at = now
         self.num_bad = 0
+        self.slowest_s = 0.0
         self._wanted = [(piece, start) for piece, start in _layout(offer) if piece.digest not in held]
         self._size = sum(piece.encoded_bytes for piece in offer.parts)
         self._num_blocks = num_blocks(self._size, offer.block_bytes)
@@ -91,6 +92,7 @@ class Receiving:
         if written != len(payload):
             raise OSError(f"disk took {written} of {len(payload)} bytes of block {index}")
         self.bytes_received += len(payload)
+        self.slowest_s = max(self.slowest_s, now - self.progressed_at)
         self.progressed_at = now
         self._unreported += 1
         if index == self._num_hashed and self._is_blob:

@@ -561,6 +561,26 @@ def test_a_download_waits_for_the_shared_blobs_that_are_on_their_way(tmp_path: P
     assert yard.aggregator.courier.counters["bytes_sent"] < 31 * BLOCK
 
 
+def test_what_all_get_over_a_slow_line_is_not_sent_again_to_one(tmp_path: Path) -> None:
+    """A block each 33 s, as at 64 kbit/s; whatever is small comes as soon as it is the next."""
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(6 * BLOCK)
+    yard.aggregator.offer("*", blob)
+    offer_own_download(yard, blob)
+    next_at = yard.clock.now + 33
+    while yard.clock.now < 400:
+        while cam.inbox and (len(cam.inbox[0][1]) < BLOCK or yard.clock.now >= next_at):
+            if len(cam.inbox[0][1]) >= BLOCK:
+                next_at = yard.clock.now + 33
+            cam.work(1)
+        cam.work(0)
+        yard.aggregator.work()
+        yard.clock.now += 1
+    assert sorted(event.peer for event in cam.arrived) == ["*", "cam-1"]
+    assert yard.aggregator.courier.counters["bytes_sent"] < 7 * BLOCK
+
+
 def test_who_missed_the_shared_blobs_gets_them_on_its_own_link(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1")
     blob = os.urandom(3 * BLOCK)
