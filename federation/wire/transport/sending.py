@@ -38,6 +38,7 @@ class _Receiver:
     num_gaps: int = 0
     credit: int = 256
     advanced_at: float = 0.0
+    step_s: float | None = None
     answered: int = 0
     concluded: bool = False
     best: tuple[int, int] = (0, 0)
@@ -77,7 +78,6 @@ class Sending:
         self._advanced_at = now
         self._offered_at = now
         self._stall_s = STALL_S
-        self._step_s = 0.0
         self._is_stalled = False
 
     def offer_again(self) -> None:
@@ -95,8 +95,9 @@ class Sending:
             return
         after_s = SHARED_RESEND_S if self._shared else 0.0
         if self._is_stalled and peer in self._receivers:  # its word may be from before our question: all is on its way
-            in_flight = self._cursor - self._receivers[peer].next_missing
-            after_s = max(after_s, in_flight * self._step_s if self._step_s else SLOWEST_STEP_S)
+            known = self._receivers[peer]
+            in_flight = self._cursor - known.next_missing
+            after_s = max(after_s, SLOWEST_STEP_S if known.step_s is None else in_flight * known.step_s)
         receiver = self._receivers.setdefault(peer, _Receiver(advanced_at=now))
         next_missing = min(progress.next_missing, self.num_blocks)
         gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]
@@ -164,9 +165,8 @@ class Sending:
 
     def _advance(self, receiver: _Receiver, now: float) -> None:
         """Something arrived: the stall timer starts again, longer than the slowest step seen, for slow links."""
-        step_s = now - self._advanced_at
-        self._step_s = min(step_s, SLOWEST_STEP_S)
-        self._stall_s = min(max(STALL_S, 3 * step_s), MAX_STALL_S)
+        receiver.step_s = min(now - receiver.advanced_at, SLOWEST_STEP_S)
+        self._stall_s = min(max(STALL_S, 3 * (now - self._advanced_at)), MAX_STALL_S)
         self._advanced_at = receiver.advanced_at = now
 
     def _ended(self) -> bool:

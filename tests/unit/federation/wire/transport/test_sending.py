@@ -101,6 +101,17 @@ def test_what_is_on_its_way_over_a_slow_line_is_not_sent_again(block_s: float) -
     assert sending.num_resent == 0
 
 
+def test_nor_is_what_several_receive_over_slow_lines() -> None:
+    sending, offers = Sending(9, credit=8, now=0.0, shared=True), 0
+    sending.step(0.0)
+    for second in range(1, 80):
+        for place, cam in enumerate(("cam-1", "cam-2", "cam-3")):
+            sending.on_progress(cam, progress((second - place) // 10), float(second))
+            offers += sending.step(float(second)).offer
+    assert offers
+    assert sending.num_resent == 0
+
+
 def test_what_is_lost_on_a_quick_line_is_sent_again_at_the_first_question() -> None:
     sending = Sending(9, credit=8, now=0.0)
     sending.step(0.0)
