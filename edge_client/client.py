@@ -398,8 +398,9 @@ class Client:
         return 0.0 if self._reading_round is None else now - self._reading_since
 
     def upload_silent_s(self, now: float) -> float:
-        """How long nothing new of the offered upload has reached the aggregator; 0 while none waits for its verdict."""
-        if self.step is not Step.WAIT_VERDICT:
+        """How long nothing new of the offered upload has reached the aggregator; 0 while it takes or needs none."""
+        word = self._following.word
+        if self.step is not Step.WAIT_VERDICT or word is None or word.state != "open":
             return 0.0
         since = self._parts.courier.advanced_at(self._parts.client_id)
         return now - since if math.isfinite(since) else 0.0

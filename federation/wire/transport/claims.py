@@ -54,12 +54,13 @@ def check_store(url: str) -> str:
         SettingsError: It is none, holds a password, which other users of this machine would see, or the package that
             speaks its protocol isn't installed.
     """
+    secret = url.partition("://")[2].rpartition("@")[0].partition("/")[0].partition(":")[2]
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise SettingsError(f"blob store {url!r}: {error}") from None
+        raise SettingsError(f"blob store {url.rpartition('@')[2]!r}: {error}") from None
     scheme = parts.scheme
-    if parts.password is not None:
+    if parts.password is not None or (secret and not secret.isdecimal()):  # a password with a slash, or a port
         place = "AWS_SECRET_ACCESS_KEY" if scheme == "s3" else f"FSSPEC_{scheme.upper()}_PASSWORD"
         raise SettingsError(f"blob store {scheme}://...: its URL holds a password; give it in the variable {place}")
     if not scheme or (scheme in _NAMING and not parts.netloc):

@@ -583,6 +583,9 @@ def test_an_upload_of_which_nothing_arrives_is_known_while_it_waits_for_its_verd
     made.trained(0, 2)
     assert made.hear(now=10.0) is Step.WAIT_VERDICT
     assert made.client.upload_silent_s(200.0) == 195.0
+    made.hear(announcement(0, "aggregating"))
+    assert made.client.upload_silent_s(200.0) == 0.0, "the aggregator takes none now"
+    made.hear(announcement(0))
     made.courier.advanced = float("-inf")
     assert made.client.upload_silent_s(200.0) == 0.0, "the aggregator has answered"
 
