@@ -201,8 +201,8 @@ class Aggregation:
         Raises:
             OSError: The disk fails.
         """
-        former = former or {}
-        before, aside = _parted(self._state(state), frozenset(left_out) - uploads.keys())
+        former, absent = former or {}, frozenset(left_out) - uploads.keys()
+        before, aside = _parted(self._state(state), absent)
         candidates, damaged = self._decoded(uploads)
         for client_id in candidates:
             late = round_index - uploads[client_id].round
@@ -246,7 +246,7 @@ class Aggregation:
             self._latest = (result.state, self._restored(result.state))
         drafts = {c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()}
         published_at = time.perf_counter()
-        drafts, exact = self._rounded(drafts, wishes or {}, result.state)
+        drafts, exact = self._rounded(drafts, wishes or {}, result.state, absent)
         return RoundResult(
             round=round_index,
             state=result.state,
@@ -262,9 +262,19 @@ class Aggregation:
         )
 
     def _rounded(
-        self, drafts: dict[str, Manifest], wishes: Mapping[str, Wish], state: StoredArtefacts | None
+        self,
+        drafts: dict[str, Manifest],
+        wishes: Mapping[str, Wish],
+        state: StoredArtefacts | None,
+        left_out: Collection[str],
     ) -> tuple[dict[str, Manifest], dict[str, str]]:
-        return (drafts, {}) if self._rounder is None else self._rounder.rounded(drafts, wishes, state)
+        if self._rounder is None:
+            return drafts, {}
+        if state is not None:  # nothing is judged by what those draw
+            theirs = tuple(f"clients/{client}/" for client in left_out)
+            blobs = tuple(entry for entry in state.blobs if not entry.name.startswith(theirs))
+            state = msgspec.structs.replace(state, blobs=blobs)
+        return self._rounder.rounded(drafts, wishes, state)
 
     def _decoded(self, uploads: Mapping[str, Manifest]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the uploads, and those of which a blob was damaged on our disk since admission read it."""
@@ -408,7 +418,7 @@ class Aggregation:
         known, _ = _parted(self._state(state), left_out)
         download = self._method.download_for(known, client_id, self._initial)
         drafts = self._publisher.drafts({client_id: download}, round_index)
-        return self._rounded(drafts, wishes or {}, state)[0][client_id]
+        return self._rounded(drafts, wishes or {}, state, left_out)[0][client_id]
 
     def _state(self, stored: StoredArtefacts | None) -> Any:
         if self._latest[0] != stored:

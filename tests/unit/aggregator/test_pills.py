@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -198,6 +199,9 @@ def test_who_was_excluded_has_no_share_in_what_others_get_and_finds_its_own_agai
     aggregation, manifests = members.prepared(members.uploads)
     first = aggregation.run(0, manifests, None)
     last = manifests.pop("cam-3")
+    judging: list[StoredArtefacts] = []
+    keeps = lambda drafts, _wishes, state: judging.append(state) or (drafts, {})  # noqa: E731
+    aggregation._rounder = Mock(rounded=keeps)
     second = aggregation.run(1, manifests, first.state, left_out={"cam-3"})
     assert [sorted(result.drafts) for result in (first, second)] == [["cam-1", "cam-2", "cam-3"], ["cam-1", "cam-2"]]
     assert {name for shares in second.weights.values() for name in shares} == {"cam-1", "cam-2"}
@@ -209,6 +213,8 @@ def test_who_was_excluded_has_no_share_in_what_others_get_and_finds_its_own_agai
     def entries(state: StoredArtefacts) -> dict[str, str]:
         return {blob.name: blob.digest for blob in state.blobs if blob.name.startswith("clients/cam-3/")}
 
+    theirs = [entry.name.split("/")[1] for entry in judging[0].blobs if entry.name.startswith("clients/")]
+    assert set(theirs) == {"cam-1", "cam-2"}
     assert donors()
     assert not donors(left_out={"cam-1", "cam-2", "cam-3"})
     assert entries(second.state) == entries(first.state) != {}
