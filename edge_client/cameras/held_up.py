@@ -34,8 +34,8 @@ class _HeldUp:
         self.class_names = camera.class_names
 
     @property
-    def delivers(self) -> bool:
-        return bool(getattr(self._camera, "delivers", True))
+    def trouble(self) -> str:
+        return str(getattr(self._camera, "trouble", ""))
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         for picture in self._camera.pictures(stop):

@@ -70,8 +70,8 @@ class _Lane:
         """Why it gives nothing; empty if it does, or has nothing to give."""
         if self.error:
             return self.error
-        if not getattr(self.camera, "delivers", True):
-            return "lost"
+        if trouble := str(getattr(self.camera, "trouble", "")):
+            return trouble
         did, since = (self.given, self.stop.turns), self._seen[1]
         if did != self._seen[0] or since > now or self.ended:
             self._seen = did, now

@@ -161,7 +161,7 @@ def test_a_fault_is_a_loss_within_bounded_time_settings_are_put_back_and_the_cam
             time.sleep(0.02)
             told = [vars(record)["fields"]["reason"] for record in caplog.records if record.message == "camera lost"]
         assert camera.counts.num_lost
-        assert not camera.delivers
+        assert camera.trouble.startswith("lost: ")
         assert reason in told[0]
         num_seen = len(taken)
         monkeypatch.delenv("CARLA_DOUBLE_FAULT")

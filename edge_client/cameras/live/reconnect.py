@@ -99,13 +99,17 @@ class Story:
 
     def __init__(self) -> None:
         self.lost_since: float | None = None
+        self._lost_because = ""
         self.num_lost = 0
         self._size: tuple[int, int] | None = None
         self._resized_at = float("-inf")
 
     @property
-    def delivers(self) -> bool:
-        return self._size is not None and self.lost_since is None
+    def trouble(self) -> str:
+        """Why it gives nothing; empty while it does."""
+        if self.lost_since is not None:
+            return f"lost: {self._lost_because}"
+        return "" if self._size else "not open yet"
 
     def picture(self, size: tuple[int, int], now: float) -> News | None:
         """A picture of (width, height) came; returns what is new about it."""
@@ -122,6 +126,7 @@ class Story:
 
     def lost(self, reason: str, now: float) -> News | None:
         """It can't deliver; returns None if that is known already."""
+        self._lost_because = reason
         if self.lost_since is not None:
             return None
         self.lost_since = now

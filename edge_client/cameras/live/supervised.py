@@ -104,9 +104,9 @@ class SupervisedCamera:
         return CameraCounts(captured, delivered, captured - delivered, self._story.num_lost)
 
     @property
-    def delivers(self) -> bool:
-        """Whether the camera is there, as far as is known; safe to read from another thread."""
-        return self._story.delivers
+    def trouble(self) -> str:
+        """Why it gives nothing, as far as is known; empty while it does. Safe to read from another thread."""
+        return self._story.trouble
 
     @property
     def pid(self) -> int | None:

@@ -92,10 +92,12 @@ def test_one_line_when_it_opens_one_when_it_is_lost_and_one_when_it_is_back() ->
 
 def test_a_camera_that_was_never_there_is_lost_and_comes_back() -> None:
     story = Story()
-    assert not story.delivers
-    told = [story.lost("no such device", 0.0), story.lost("no such device", 1.0), story.picture((64, 64), 2.0)]
+    assert story.trouble == "not open yet"
+    told = [story.lost("no such device", 0.0), story.lost("no permission", 1.0)]
+    assert story.trouble == "lost: no permission"
+    told.append(story.picture((64, 64), 2.0))
     assert [news.event for news in told if news] == ["camera lost", "camera back"]
-    assert story.delivers
+    assert story.trouble == ""
 
 
 def test_a_new_size_is_told_once_and_a_stream_that_changes_it_all_the_time_can_not_flood_the_log() -> None:
