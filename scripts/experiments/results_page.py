@@ -122,8 +122,9 @@ def _searched(trials: Sequence[Mapping[str, Any]]) -> list[str]:
     for trial in trials:
         by_method.setdefault(trial["method"], {})[trial["trial"]] = trial
     each = min((len(own) for own in by_method.values()), default=0)
-    if not each:
-        return [*lines, "Not run yet."]
+    if each < 2:
+        begun = "Begun, with [too few trials](../results/trained/trials.jsonl) yet." if trials else "Not run yet."
+        return [*lines, begun]
     lines += [
         f"{each} trials of each method on a stream that no table uses, of training images alone: trial 0 is its row as",
         f"tables have it, the others draw settings. AA{LATE_ROUNDS} on it; one seed: of two a point apart neither is",

@@ -83,6 +83,7 @@ def test_of_a_search_as_many_trials_of_each_method_count(tmp_path: Path):
     text, _ = page_of([], [*trials, trial("pfedgrp", 2, 0.9)])
     assert "| `pfedgrp` | 70.0 | 70.0 | 60.0 | those of the tables | 2 |" in text
     assert "| `fedcil` | 50.0 | 55.0 | 50.0 | `learning_rate=0.1` | 2 |" in text
+    assert "Begun, with [too few trials]" in page_of([], trials[:2])[0]
     assert "search pfedgrp fedcil --set precision=bfloat16 --trials 2 --out" in text
 
 
