@@ -102,20 +102,21 @@ class CaptureLoop:
             capture.release()
 
     def _read(self, capture: Capture, stop: threading.Event) -> Iterator[Picture]:
-        good_at = self._clock()
+        good_at, early = self._clock(), ""
         while not stop.is_set():
             before = self._clock()
             if not capture.grab():
                 silent_s = self._clock() - before
                 what = "its stream ended" if silent_s < self._read_timeout_s else f"it was silent for {silent_s:.1f} s"
-                raise CameraError(what + because(self._complaints()))
+                raise CameraError(what + because(early + self._complaints()))
             captured_at = self._clock()
             frame_id = self._next_id
             self._next_id += 1
-            damage = _DECODER_ERROR.search(self._complaints())
+            damage, early = _DECODER_ERROR.search(early + self._complaints()), ""
             if damage is None:
                 pixels = _retrieved(capture)
-                damage = UNCONVERTED.search(self._complaints())
+                early = self._complaints()  # a decoder of several threads is ahead: it speaks of the next picture
+                damage = UNCONVERTED.search(early)
             if damage is None:
                 good_at = captured_at
                 yield Picture(self._name, frame_id, pixels, captured_at)

@@ -147,6 +147,13 @@ def test_what_a_decoder_complains_about_is_thrown_away_for_it_shows_an_older_pic
     assert [picture.frame_id for picture in pictures] == [0, 2, 3]
 
 
+def test_what_a_decoder_says_of_the_next_picture_while_this_one_is_fetched_is_heard() -> None:
+    said = iter(["", "", "", STALE])
+    capture = DoubledCapture(4 * [(192, 16)])
+    pictures, _ = until_lost(loop_over(capture, complaints=lambda: next(said, ""), step_s=0.01))
+    assert [picture.frame_id for picture in pictures] == [0, 2, 3]
+
+
 def test_a_picture_that_cant_be_made_rgb_is_thrown_away_for_it_shows_what_memory_held() -> None:
     said = iter(["", "", "", "", "", INTERLACED])  # before and after it is opened, then as it is grabbed and fetched
     capture = DoubledCapture(4 * [(192, 16)])
