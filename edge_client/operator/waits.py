@@ -200,9 +200,9 @@ def _of_the_upload(facts: Facts) -> Iterator[Wait]:
     elif facts.connected and facts.upload_silent_s > SILENT_UPLOAD_S:
         yield Wait(
             Why.BUSY,
-            f"nothing new of the upload has reached the aggregator for {duration(facts.upload_silent_s)}: see whether "
-            "the line is slow or loses packets, large ones first of all (`edge-client doctor` tries one); it goes on "
-            "by itself",
+            f"nothing new of the upload has reached the aggregator for {duration(facts.upload_silent_s)}: others' "
+            "may go first; else see whether the line is slow or loses packets, large ones first of all (`edge-client "
+            "doctor` tries one); it goes on by itself",
         )
 
 

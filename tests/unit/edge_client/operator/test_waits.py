@@ -47,7 +47,7 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ),
     ({"training_problem": "out of memory", "round": 4}, Why.TRAINING_FAILED, "round 4 wasn't trained: out of memory"),
     ({"upload_problem": "disk full there"}, Why.BUSY, "doesn't take the upload yet: disk full there"),
-    ({"upload_silent_s": 150.0}, Why.BUSY, "of the upload has reached the aggregator for 2 min: see whether the line"),
+    ({"upload_silent_s": 150.0}, Why.BUSY, "of the upload has reached the aggregator for 2 min: others' may go"),
     ({"step": Step.WAIT_DOWNLOAD, "round": 5}, Why.MODELS, "`aggregator history --client cam-1` says why"),
     ({"step": Step.WAIT_LAST}, Why.MODELS, "`aggregator serve` on the same data dir hands it out"),
     ({"step": Step.WAIT_DOWNLOAD, "download_problem": "(untrusted): expired"}, Why.MODELS, "(untrusted): expired"),
