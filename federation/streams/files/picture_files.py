@@ -125,7 +125,8 @@ def flaw_of(file: BinaryIO) -> str:
     file.seek(0)
     size = _size_in_head(file)
     head_bytes, num_bytes = file.tell(), file.seek(0, SEEK_END)
-    if end is None or size is None or not any(end in _rest(file, at) for at in (num_bytes - _TAIL_BYTES, head_bytes)):
+    places = (max(head_bytes, num_bytes - _TAIL_BYTES), head_bytes)  # before stands a thumbnail, with an end of its own
+    if end is None or size is None or not any(end in _rest(file, at) for at in places):
         return f"damaged: {num_bytes} bytes that are no complete PNG or JPEG"
     if max(size) > MAX_SIDE:
         return f"too large: {size[0]} x {size[1]} pixels; at most {MAX_SIDE} a side are read"
@@ -133,7 +134,7 @@ def flaw_of(file: BinaryIO) -> str:
 
 
 def _rest(file: BinaryIO, first: int) -> bytes:
-    file.seek(max(0, first))
+    file.seek(first)
     return file.read()
 
 

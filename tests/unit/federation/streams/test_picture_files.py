@@ -48,6 +48,17 @@ def test_a_picture_with_a_film_behind_it_is_whole_and_one_that_breaks_off_is_not
         read_picture(path)
 
 
+def test_the_end_of_a_thumbnail_is_not_the_pictures(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    whole, thumbnail = (cv2.imencode(".jpg", some)[1].tobytes() for some in (noise, noise[:8, :8]))
+    whole = b"\xff\xd8\xff\xe1" + (2 + len(thumbnail)).to_bytes(2, "big") + thumbnail + whole[2:]
+    (tmp_path / "1.jpg").write_bytes(whole)
+    assert read_picture(tmp_path / "1.jpg").shape == (48, 64, 3)
+    (tmp_path / "1.jpg").write_bytes(whole[: whole.index(b"\xff\xc0", 6 + len(thumbnail)) + 30])
+    with pytest.raises(SettingsError, match="no complete PNG or JPEG"):
+        read_picture(tmp_path / "1.jpg")
+
+
 def test_a_picture_of_too_many_pixels_is_called_large_and_not_damaged(tmp_path: Path) -> None:
     whole = cv2.imencode(".png", np.zeros((1, 9000, 3), np.uint8))[1].tobytes()
     (tmp_path / "1.png").write_bytes(whole)
