@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,10 +95,13 @@ class Sending:
         if peer not in self._receivers and len(self._receivers) >= MAX_RECEIVERS:
             return
         after_s = SHARED_RESEND_S if self._shared else 0.0
-        if self._is_stalled and peer in self._receivers:  # its word may be from before our question: all is on its way
-            known = self._receivers[peer]
-            in_flight = self._cursor - known.next_missing
-            after_s = max(after_s, SLOWEST_STEP_S if known.step_s is None else in_flight * known.step_s)
+        known = self._receivers.get(peer)
+        # Its word may be from before our question: all is on its way. A first one that comes at once answers that.
+        if self._is_stalled and (known is not None or now - self._offered_at >= UNHEARD_S):
+            in_flight_s = math.inf if known is None else SLOWEST_STEP_S
+            if known is not None and known.step_s is not None:
+                in_flight_s = (self._cursor - known.next_missing) * known.step_s
+            after_s = max(after_s, in_flight_s)
         receiver = self._receivers.setdefault(peer, _Receiver(advanced_at=now))
         next_missing = min(progress.next_missing, self.num_blocks)
         gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]

@@ -112,6 +112,17 @@ def test_nor_is_what_several_receive_over_slow_lines() -> None:
     assert sending.num_resent == 0
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_nor_is_what_waits_behind_something_else_until_its_first_word_comes(shared: bool) -> None:
+    """A first word soon after a question answers that, and what was sent before is lost; else it answers the first."""
+    for said_at, resent in ((STALL_S + 2.0, []), (100.0, []), (STALL_S + 0.2, list(range(8)))):
+        sending = Sending(9, credit=8, now=0.0, shared=shared)
+        sending.step(0.0)
+        assert sending.step(STALL_S).offer
+        sending.on_progress("cam-1", progress(0), said_at)
+        assert sending.step(said_at).blocks == resent
+
+
 def test_what_is_lost_on_a_quick_line_is_sent_again_at_the_first_question() -> None:
     sending = Sending(9, credit=8, now=0.0)
     sending.step(0.0)
