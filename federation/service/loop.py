@@ -97,7 +97,7 @@ class Loop:
         self._num_connections = (0, 0)
         self._looked_at = self._told_at = float("-inf")
         self._dropped: Counter[str] = Counter()
-        self._unsaid: dict[str, str] = {}  # topic -> why the newest message for it isn't on its way
+        self._unsaid: dict[str, str] = {}  # topic -> why no message for it is on its way
         self.flooding: frozenset[str] = frozenset()
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
@@ -144,9 +144,11 @@ class Loop:
         try:
             self.control.publish(topic, self._signer.seal(topic, frame), retain=retain)
         except ValueError as error:
-            log.warning("message not sent", reason=error, next="raise the broker's packet limit")
+            if topic not in self._unsaid:  # it is said again every few seconds
+                log.warning("message not sent", reason=error, next="raise the broker's packet limit")
             if retain:  # without these nobody knows of us
-                self._unsaid[topic] = f"broker: {error}; raise its packet limit (mosquitto's max_packet_size)"
+                why = f"broker: {error}; raise its packet limit (mosquitto's max_packet_size)"
+                self._unsaid.setdefault(topic, why)
         else:
             self._unsaid.pop(topic, None)
 

@@ -283,7 +283,9 @@ def test_a_broker_that_takes_no_message_of_ours_is_told_and_ends_nothing(caplog:
     service.loop.say("t/state", b"here", retain=True)
     assert "the broker takes 10; raise its packet limit" in service.loop.refusal
     assert "the broker takes 10" in service.loop.broker
+    before = service.loop.broker
+    service.loop.say("t/state", b"here, and more", retain=True)
+    assert (service.loop.broker, caplog.text.count("message not sent")) == (before, 1), "a line for as long as it lasts"
     service.loop.control.takes = 1 << 20  # type: ignore[attr-defined]
     service.loop.say("t/state", b"here", retain=True)
     assert (service.loop.refusal, service.errors) == ("", 0)
-    assert "message not sent" in caplog.text
