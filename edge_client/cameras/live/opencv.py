@@ -5,9 +5,7 @@ Axes: H height, W width. OpenCV is imported inside functions only: on a Jetson i
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
 import re
 import threading
 import time
@@ -28,8 +26,6 @@ Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=60)]
 
 Complaints: TypeAlias = Callable[[], str]
 """What native libraries wrote to standard error since the last call."""
-
-_MAX_OVERHEARD = 65_536
 
 _DECODER_ERROR = re.compile(r"\[(?:mjpeg|h264|hevc|av1|libdav1d|mpeg4|mpeg2video|vp8|vp9)\w* @ \w+\] (?P<what>.+)")
 UNCONVERTED = re.compile(r"\[swscaler @ \w+\] (?P<what>Cannot .+)")
@@ -210,25 +206,6 @@ def _retrieved(capture: Capture) -> NDArray[np.uint8]:
         raise CameraError(f"it gave {bgr.dtype} {bgr.shape}, expected (H, W, 3) uint8 in colour, at most {MAX_SIDE}")
     rgb: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
     return rgb
-
-
-@contextlib.contextmanager
-def overheard() -> Iterator[Complaints]:
-    """Take over standard error meanwhile, and yield what tells, also afterwards, what native libraries wrote there."""
-    said: list[str] = []
-    try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        kept = os.open(os.devnull, os.O_WRONLY)
-    reading = os.memfd_create("overheard")
-    os.dup2(reading, 2)
-    try:
-        yield lambda: "".join(said)
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        said.append(os.pread(reading, _MAX_OVERHEARD, 0).decode(errors="replace"))
-        os.close(reading)
 
 
 def because(complaints: str) -> str:

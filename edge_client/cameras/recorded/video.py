@@ -5,6 +5,7 @@ Needs OpenCV, imported on first use. The film is read in this process: it is a f
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -18,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.cameras.live.opencv import UNCONVERTED, because, overheard
+from replayfleet.edge_client.cameras.live.opencv import UNCONVERTED, Complaints, because
 from replayfleet.edge_client.cameras.recorded.pace import Pace
 from replayfleet.edge_client.cameras.recorded.sidecars import (
     NAMES_FILES,
@@ -40,6 +41,7 @@ log = EventLogger(__name__)
 
 _MAX_LOST_IN_A_ROW = 500
 """Frames that are tried after one that can't be decoded, before the film counts as broken off."""
+_MAX_OVERHEARD = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,28 @@ class VideoCamera:
         if (event, str(reason)) not in self._reported:
             self._reported.add((event, str(reason)))
             log.warning(event, camera=self.name, file=self._settings.path, reason=reason)
+
+
+@contextlib.contextmanager
+def overheard() -> Iterator[Complaints]:
+    """Take over standard error meanwhile, and yield what tells afterwards what was written there, and still is."""
+    said: list[str] = []
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        kept = os.open(os.devnull, os.O_WRONLY)
+    reading = os.memfd_create("overheard")
+    os.dup2(reading, 2)
+    try:
+        yield lambda: "".join(said)
+    finally:
+        os.dup2(kept, 2)
+        heard = os.pread(reading, _MAX_OVERHEARD, 0)
+        said.append(heard.decode(errors="replace"))
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(kept, heard)  # other threads log there, too
+        os.close(kept)
+        os.close(reading)
 
 
 def _probe(settings: VideoSettings) -> tuple[float, int]:

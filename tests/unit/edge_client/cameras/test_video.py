@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from support.recordings import CLASS_NAMES, play, write_coco, write_film
 
-from replayfleet.edge_client.cameras.recorded.video import VideoCamera, VideoSettings
+from replayfleet.edge_client.cameras.recorded.video import VideoCamera, VideoSettings, overheard
 from replayfleet.edge_client.flow import Camera, CameraError, Picture
 from replayfleet.federation.errors import SettingsError
 
@@ -166,6 +167,12 @@ def test_a_film_that_cant_be_played_is_refused_before_the_start(film: Path, tmp_
     (tmp_path / "half.mp4").write_bytes(film.read_bytes()[:-400])
     with pytest.raises(SettingsError, match="can't be decoded"):
         _camera(tmp_path / "half.mp4")
+
+
+def test_what_is_logged_while_a_film_is_looked_at_is_not_lost(capfd: pytest.CaptureFixture[str]):
+    with overheard() as complaints:
+        os.write(2, b"the broker is away\n")
+    assert complaints() == "the broker is away\n" == capfd.readouterr().err
 
 
 def test_an_interlaced_film_is_shown_as_it_is_or_refused_but_never_as_what_memory_held(tmp_path: Path):
