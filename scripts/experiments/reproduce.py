@@ -205,21 +205,18 @@ BLOCKS = (
 )
 """In the order in which they are run."""
 
+ROWS: dict[str, dict[str, Any]] = {"mfcl": {"replay_labels": "latents"}}
+"""Method -> what its rows change in the preset. MFCL's replay has the labels it was drawn for (Eq. 1 of its paper)."""
+
 
 def table_of(block: Block) -> PaperTable:
-    """Return the table that a block fills: without the paper's numbers where its data sets are others.
-
-    MFCL's replay has the labels that it was drawn for (Eq. 1 of its paper).
-    """
+    """Return the table that a block fills: without the paper's numbers where its data sets are others."""
     table = paper_table(block.number)
     asked = [Column(scenario=scenario, dataset=dataset) for scenario in block.scenarios for dataset in block.datasets]
     if not {one.title for one in asked} <= {column.title for column in table.columns}:  # nothing of the paper's fits
         return msgspec.structs.replace(table, columns=tuple(asked), rows=(), notes=())
-    rows = (
-        msgspec.structs.replace(row, set={**row.set, "replay_labels": "latents"}) if row.method == "mfcl" else row
-        for row in table.rows
-    )
-    return msgspec.structs.replace(table, rows=tuple(rows))
+    rows = tuple(msgspec.structs.replace(row, set={**row.set, **ROWS.get(row.method, {})}) for row in table.rows)
+    return msgspec.structs.replace(table, rows=rows)
 
 
 def choice_of(block: Block, out: Path, **given: Any) -> Choice:

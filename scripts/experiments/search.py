@@ -34,6 +34,7 @@ from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_fields
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.scripts.experiments.reproduce import ROWS
 
 SEED = 1000
 """Of the validation stream; tables have 0, 1, 2."""
@@ -69,9 +70,6 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
     "fedprox": {"mu": ("0.001", "0.01", "0.1")},
 }
 """Method -> settings of its own -> values."""
-
-ROWS = {"mfcl": {"replay_labels": "latents"}}
-"""Method -> what its rows in tables change in the preset; every trial has it, trial 0 too."""
 
 
 def validation(data: Dataset) -> Dataset:
@@ -139,7 +137,11 @@ def search(
             raise SettingsError(f"--set {word}: none of these methods has such a setting; expected NAME=VALUE")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "trials.jsonl"
-    done = {(line["method"], line["trial"]) for line in lines_of(path)}
+    earlier = lines_of(path)
+    if any(line["fixed"] != list(fixed) for line in earlier):
+        was = ", ".join(earlier[0]["fixed"]) or "nothing"
+        raise SettingsError(f"{path} has trials with {was} as --set; expected the same, or another --out")
+    done = {(line["method"], line["trial"]) for line in earlier}
     wanted = [(method, trial) for trial in range(trials) for method in methods if (method, trial) not in done]
     settings = {key: trial_settings(*key) for key in wanted}
     data = validation(load_dataset(given["dataset"], data_root=given["data_root"]))

@@ -57,6 +57,8 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyte
     words = ["fedcil", "mfcl", "--set", "precision=bfloat16", "--out", str(tmp_path / "fixed"), "--trials", "1"]
     assert CliRunner().invoke(search.search, words, standalone_mode=False).return_value == 0
     assert [overrides for *_, overrides in ran[4:]] == [(), ("precision=bfloat16", "replay_labels=latents")]
+    mixed = CliRunner().invoke(search.search, [*words[:2], *words[4:]], standalone_mode=False)
+    assert "has trials with precision=bfloat16 as --set; expected the same" in str(mixed.exception)
     refused = CliRunner().invoke(search.search, ["mfcl", "--set", "precison=x", *words[4:]], standalone_mode=False)
     assert isinstance(refused.exception, SettingsError)
     assert "precison" in str(refused.exception)
