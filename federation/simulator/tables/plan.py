@@ -133,7 +133,6 @@ class Planner:
         """Look at what is below ``choice.out``."""
         self._choice = choice
         self._overrides = split_overrides(choice.overrides)
-        self._used: set[str] = set()
         self._data: dict[str, AnyDataset | SettingsError] = {}
         self._finished = _finished_below(choice.out)
         self._device_problem = _device_problem(choice.torch_device)
@@ -150,9 +149,13 @@ class Planner:
             if not row.in_paper or table.published(row, table.columns.index(column))
             if not row.perturbed or seed == self._choice.seeds[0]
         ]
-        unused = sorted(self._overrides.keys() - self._used - split_overrides(table.overrides).keys())
+        used = {override for run in planned for override in run.spec.overrides}
+        wanted = self._overrides.items() - split_overrides(table.overrides).items()
+        unused = sorted(key for key, text in wanted if f"{key}={text}" not in used)
         if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
             known = sorted({name for run in planned for name in _known_settings(run.spec.method)})
+            if unused[0] in known:
+                raise SettingsError(f"--set {unused[0]}: all rows or columns of this table set it themselves")
             raise SettingsError(f"--set {unused[0]}: no method of this table has it{nearest(unused[0], known)}")
         return planned
 
@@ -277,7 +280,6 @@ class Planner:
         method, settings = resolved(name, choice.preset)
         known = _known_settings(method)
         general = {key: text for key, text in self._overrides.items() if key in known}
-        self._used |= general.keys()
         stream = {key: str(value) for key, value in column.set.items() if key not in _OPTIONS}
         overrides = {**general, **settings, **changes, **stream}
         numbers = {key: int(column.set[key]) for key in _OPTIONS if key in column.set}

@@ -446,6 +446,14 @@ def test_a_setting_counts_where_a_method_has_it_and_is_refused_where_none_has(ta
     assert "--set strenth: no method of this table has it; did you mean 'strength'?" in err
 
 
+def test_a_setting_that_every_column_has_of_its_own_is_refused(tmp_path: Path):
+    column = plan.Column(scenario="gradual", dataset="fashion-mnist", set={"samples_per_class": 3})
+    table = msgspec.structs.replace(paper_table("1"), columns=(column,), rows=(), notes=())
+    assert Planner(choice(tmp_path, overrides=["samples_per_class=3"])).runs(table)
+    with pytest.raises(SettingsError, match="--set samples_per_class: all rows or columns of this table set it"):
+        Planner(choice(tmp_path, overrides=["samples_per_class=4"])).runs(table)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
