@@ -8,13 +8,17 @@ from click.testing import CliRunner
 from support.image_sets import write_fashion_mnist
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.steps import serving
 from replayfleet.scripts.experiments.served_best import experiment, summary
 
 
-def test_both_ways_to_serve_are_run_and_all_models_that_were_held_measured(tmp_path: Path):
+def test_both_ways_to_serve_are_run_and_all_models_that_were_held_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(serving, "NUM_REPLAYED", 8)
     write_fashion_mnist(tmp_path, train_per_class=60, test_per_class=20)
     words = ["--settings", "tiny", "--clients", "2", "--rounds", "2", "--data-root", str(tmp_path)]
-    sizes = ["--set", "samples_per_class=10", "--set", "test_samples_per_class=4"]
+    sizes = ["--set", "samples_per_class=10", "--set", "test_samples_per_class=4", "--set", "local_epochs=1"]
     out = tmp_path / "served.json"
     CliRunner().invoke(experiment, ["pfedgrp-plus", *words, *sizes, "--out", str(out)], catch_exceptions=False)
     found = json.loads(out.read_text())["runs"]
