@@ -9,7 +9,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables reproduce driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench load crowd dist lock clean
+.PHONY: help setup demo demo-carla fleet tables reproduce driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board test-pythons mutants check fix size reference docs bench load crowd dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,9 @@ test-portable: setup ## Learning tests under other processors' arithmetic, 2 thr
 
 test-board: setup ## What needs no PyTorch, with a board's releases of NumPy, OpenCV and ONNX Runtime
 	@$(PYTHON_BIN) -m tests.environments board $(ARGS)
+
+test-pythons: setup ## Unit tests with every Python of the range that this machine has: python3.10 to python3.14
+	@$(PYTHON_BIN) -m tests.environments pythons $(ARGS)
 
 mutants: setup ## Break the code in known ways, one at a time, and see that tests fail; ARGS="codec --jobs 4" tries some, four at a time
 	@$(PYTHON_BIN) -m tests.mutants $(ARGS)

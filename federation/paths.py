@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -33,9 +34,10 @@ def given_path(text: str) -> Path:
     except FileNotFoundError:
         raise ValueError(f"{text}: the current folder is gone; go to another one, or give the whole path") from None
     try:
-        path.exists()
+        path.stat()
     except OSError as error:  # a name of 300 letters, for example
-        raise ValueError(f"{text[:40]!r}...: {error.strerror}") from error
+        if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            raise ValueError(f"{text[:40]!r}...: {error.strerror}") from error
     return path
 
 

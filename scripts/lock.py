@@ -2,7 +2,7 @@
 
 ``make lock`` makes them from pyproject.toml, keeping the versions that they have; ``ARGS=--upgrade`` takes the newest.
 ``make check`` says, without a network, when they are older than pyproject.toml's dependencies. They hold for Python
-3.10 to 3.13 on x86_64 Linux; other platforms, and who asks for it, install from the ranges (``scripts/setup.sh``).
+3.10 to 3.14 on x86_64 Linux; other platforms, and who asks for it, install from the ranges (``scripts/setup.sh``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make(options: list[str]) -> None:
         # No host of an index: whoever installs has an index of their own, and the digests say that it is the same file.
         form = ["--no-emit-index-url", "--no-annotate", "--no-header", "--output-file", str(path)]
         subprocess.run([*compiled, *how, *form, *options], cwd=ROOT, check=True)
-        what = f"# By `make lock` for `.[{extra},dev]`: Python 3.10 to 3.13, x86_64 Linux; scripts/lock.py says more.\n"
+        what = f"# By `make lock` for `.[{extra},dev]`: Python 3.10 to 3.14, x86_64 Linux; scripts/lock.py says more.\n"
         locked = path.read_text(encoding="utf-8")
         path.write_text(f"{what}{_LINE}{dependencies_digest()}\n{locked}", encoding="utf-8")
 

@@ -3,7 +3,7 @@
 #
 # Run by `make setup`, `make demo` and `make test`. A second run takes a moment; it installs again when pyproject.toml
 # or its lock changed. Settings, all optional:
-#   PYTHON     interpreter to use, 3.10 to 3.13            (default: the first that fits)
+#   PYTHON     interpreter to use, 3.10 to 3.14            (default: the first that fits)
 #   EXTRA      cpu or cuda                                 (default: cuda where nvidia-smi works, else cpu)
 #   LOCKED     0 installs what pyproject.toml's ranges allow (default: the versions and digests in scripts/locks)
 #   SKIP_APT   1 leaves the system's packages alone        (default: apt is used where it needs no password)
@@ -17,16 +17,16 @@ APT_PACKAGES_SEEN=
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-fits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+fits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
 
 find_python() {
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
         if fits "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "no Python 3.10 to 3.13 found; install one (Debian: apt install python3 python3-venv), or name it: PYTHON=/path/to/python3 make setup"
+    fail "no Python 3.10 to 3.14 found; install one (Debian: apt install python3 python3-venv), or name it: PYTHON=/path/to/python3 make setup"
 }
 
 # Runs apt-get if that needs no password; otherwise, or if it fails, returns non-zero.

@@ -1,10 +1,12 @@
-"""Runs tests where others will: under other processors' arithmetic, other releases of PyTorch, a board's packages.
+"""Runs tests where others will: other processors' arithmetic, other releases of PyTorch, Pythons, a board's packages.
 
     python -m tests.environments portable [--turn N] [--only WORDS] [PYTEST'S ARGUMENTS]
     python -m tests.environments board [PYTEST'S ARGUMENTS]
+    python -m tests.environments pythons [PYTEST'S ARGUMENTS]
 
 ``portable`` runs the tests marked ``learning``. What a processor rounds differently, a training amplifies: a test that
 holds by luck holds on one machine. ``board`` runs what needs no PyTorch with a board's releases, and without PyTorch.
+``pythons`` runs the unit tests with every Python of the range that this machine has.
 
 Environments that need other packages are made on demand below ``.environments/`` and kept until pyproject.toml changes.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,6 +36,8 @@ LEARNING_NEEDS = (
     "cryptography>=42",
     *RUNNERS,
 )
+PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+
 BOARD = {"numpy": "1.26", "opencv-python-headless": "4.9"}
 """Releases on a board with JetPack 6. Its ONNX Runtime is the oldest that pyproject.toml allows."""
 
@@ -126,6 +131,27 @@ def _python_with_torch(which: str) -> Path:
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1)
+def pythons(arguments: tuple[str, ...]) -> None:
+    """Unit tests with each of ``PYTHONS`` that is here; ends with exit code 1 if one failed."""
+    names = [f"python{release}" for release in PYTHONS]
+    codes = {name: _with_python(name, arguments) for name in names if shutil.which(name)}
+    for name in names:
+        click.echo(f"{name:22} {codes.get(name, 'skipped: not on this machine')}")
+    sys.exit("passed" not in codes.values() or any(code.startswith("failed") for code in codes.values()))
+
+
+def _with_python(name: str, arguments: Sequence[str]) -> str:
+    click.echo(f"== {name}")
+    try:
+        python = _made(name, ["--upgrade", "pip", "-e", ".[cpu,dev]"], name)
+    except NotToBeHad as error:
+        return f"skipped: {error}"
+    code = _pytest(python, ["-m", "not slow", *([*arguments] or ["tests/unit"])], {})
+    return "passed" if code == 0 else f"failed: pytest ended with {code}"
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1)
 def board(arguments: tuple[str, ...]) -> None:
     """Everything that needs no PyTorch, with a board's releases."""
     runtime = _oldest(_requirement("onnxruntime", "cpu"))
@@ -138,13 +164,13 @@ def board(arguments: tuple[str, ...]) -> None:
     sys.exit(_pytest(python, ["-m", "not slow", *([*arguments] or BOARD_TESTS)], {}))
 
 
-def _made(name: str, install: Sequence[str]) -> Path:
+def _made(name: str, install: Sequence[str], maker: str = sys.executable) -> Path:
     """Return the interpreter of an environment with these packages, made anew when pyproject.toml changed."""
     python, stamp = ENVIRONMENTS / name / "bin/python", ENVIRONMENTS / name / "installed"
     content = "\n".join(install) + (ROOT / "pyproject.toml").read_text()
     if not stamp.is_file() or stamp.read_text() != content:
         click.echo(f"making {python.parents[1]}; this takes minutes")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", python.parents[1]], check=True)
+        subprocess.run([maker, "-m", "venv", "--clear", python.parents[1]], check=True)
         _pip(python, ["--quiet", *install])
         stamp.write_text(content)
     return python

@@ -61,8 +61,9 @@ def test_a_clients_page_shows_what_each_of_its_sub_generators_draws(folder: Path
     assert all(picture.startswith(PNG) for picture in pictures)
     assert len(set(pictures)) == len(pictures)
     assert page.count(" recognised</small>") == len(places), "once drawn, the page says how many are recognised"
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
         urlopen(f"{address}/samples/{client}/{'1' * 5000}.png")
+    refused.value.close()
     assert "digest" not in json.loads(urlopen(f"{address}/api/fleet").read())
 
 

@@ -297,7 +297,8 @@ class Fetched(threading.Thread):
             with urllib.request.urlopen(request, timeout=30) as answer:
                 self.status, self.data = answer.status, answer.read()
         except urllib.error.HTTPError as error:
-            self.status, self.data = error.code, error.read()
+            with error:
+                self.status, self.data = error.code, error.read()
 
 
 @pytest.mark.usefixtures("served_here")

@@ -63,8 +63,9 @@ def test_a_device_that_allows_it_is_seen_on_its_page(world: World) -> None:
         with urllib.request.urlopen(f"{url}/pictures/cam-0/{front.name}.jpg") as answer:
             assert answer.read() == front.jpeg
         for path in ("cam-0/0000", "cam-9/" + front.name, "..%2f/" + front.name, "cam-0/..%2f..%2flock"):
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404") as refused:
                 urllib.request.urlopen(f"{url}/pictures/{path}.jpg")
+            refused.value.close()
     back_up(folder, world.folder / "backup")
     assert not (world.folder / "backup" / FOLDER).exists()
     world.aggregator.stop()

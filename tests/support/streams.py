@@ -133,7 +133,8 @@ def _get(url: str) -> dict[str, Any]:
         with urllib.request.urlopen(url, timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:  # unhealthy as long as there is no broker
-        found = json.load(error)
+        with error:
+            found = json.load(error)
     return found
 
 

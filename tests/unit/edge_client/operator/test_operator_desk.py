@@ -139,7 +139,8 @@ def post(url: str, body: bytes, content_type: str = "application/json") -> tuple
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        with error:
+            return error.code, json.load(error)
 
 
 def test_over_http_feedback_is_taken_and_mistakes_are_answered(url: str) -> None:
