@@ -76,8 +76,8 @@ def status(data_dir: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="The data dir of `aggregator serve`.")
+@click.argument("folder", type=ANY_PATH, metavar="DIR")
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
 def backup(folder: Path, data_dir: Path) -> None:
     """Copy the data dir to the new folder DIR, keys included, also while the aggregator runs."""
     from replayfleet.aggregator.operator.backup import back_up
@@ -87,8 +87,8 @@ def backup(folder: Path, data_dir: Path) -> None:
 
 
 @cli.command()
-@click.argument("backup", type=click.Path(path_type=Path))
-@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="What `aggregator serve` gets then.")
+@click.argument("backup", type=ANY_PATH)
+@click.option("--data-dir", type=ANY_PATH, required=True, help="What `aggregator serve` gets then.")
 @click.option("--replace", is_flag=True, help="Move what is in the data dir aside; without it, it has to be empty.")
 @click.option(
     "--as-spare", is_flag=True, help="Stand by while another aggregator leads, and take over when it is gone."

@@ -164,6 +164,8 @@ class Setting:
                 value = split_overrides(value)
             found = msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
         except msgspec.ValidationError as error:
+            if type(error.__cause__) is ValueError:  # of what decodes paths, which says more
+                raise WrongValueError(self.name, f"{self.name}: {error.__cause__}") from error
             raise self._wrong(value, str(error)) from error
         # msgspec compares with the least number above the bound. Above 0 that is a denormal one, which a library that
         # was built with -ffast-math makes 0 for the whole process.

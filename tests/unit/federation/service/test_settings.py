@@ -97,6 +97,7 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
         ("client_id = 7", {}, {}, "edge.toml: client_id is 7, expected a text"),
         ("frame_rate = nan", {}, {}, "edge.toml: frame_rate is nan, expected a number, more than 0, at most 60"),
         ("data_root = 3", {}, {}, "edge.toml: data_root is 3, expected a path"),
+        ("data_root = ''", {}, {}, "edge.toml: data_root: expected a path, not an empty text"),
         ("classes = ['a', 1]", {}, {}, "edge.toml: classes is a list, expected a list of texts"),
         (
             "sizes = [1, 0]",
