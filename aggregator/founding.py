@@ -78,8 +78,8 @@ class Fleet:
 def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     """Begin a run in a new store (True), or check that it is the one that the store holds.
 
-    A store that an earlier version founded may lack settings that are asked for as what was done without them. Its own
-    spec stays the fleet's then, for what clients keep is bound to it. It may lack a name, and gets one.
+    A store may lack settings that are asked for as what was done without them. Its own spec stays the fleet's then, for
+    what clients keep is bound to it. It may lack a name, and gets one.
 
     Raises:
         SettingsError: The store's run has another spec, began with another model, or has more rounds behind it than
@@ -110,8 +110,12 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
             "data dir: its run began with another model; start without --initial to go on with it, or in another "
             "--data-dir"
         )
-    if before.method == spec.method and before.settings.keys() < spec.settings.keys():
-        before = with_later_settings(before)
+    if before.method == spec.method and before.settings.keys() != spec.settings.keys():
+        try:
+            before, spec = with_later_settings(before), with_later_settings(spec)
+        except SettingsError:  # a later version founded it
+            store.close()
+            raise
     if before.method == spec.method and (others := _differing(before.settings, spec.settings)):
         store.close()
         was, now = (", ".join(f"{name}={one.get(name)}" for name in others) for one in (before.settings, spec.settings))

@@ -20,11 +20,16 @@ from replayfleet.models.specs import AnyTaskSpec
 if TYPE_CHECKING:
     from replayfleet.federation.methods.kit.records import Method
 
+_NONE = object()
+
 
 def make_spec(
     fleet: str, method: str, task: AnyTaskSpec, *, preset: str, overrides: Mapping[str, Any], run_seed: int
 ) -> FleetSpec:
-    """Return the spec of a fleet, every setting spelt out.
+    """Return the spec of a new fleet, its settings spelt out.
+
+    Those that came later (``LATER_SETTINGS``) are left out where they change nothing: devices of before know their name
+    as little as they need it.
 
     Args:
         fleet: its name.
@@ -42,11 +47,17 @@ def make_spec(
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
     known = _setting_names(kind)
     fields = {**settings_for_task(method, preset, task, known=known), **_converted(kind, overrides, strict=False)}
-    return _spelt_out(FleetSpec(fleet, method, {}, task_fields(task), run_seed), _build(kind, task, fields))
+    spec = _spelt_out(FleetSpec(fleet, method, {}, task_fields(task), run_seed), _build(kind, task, fields))
+    if not is_ours(kind):
+        return spec
+    # Versions of before LATER_SETTINGS take a default of their own for what isn't said, so both have to be the same.
+    idle = {one.name for one in dataclasses.fields(kind) if LATER_SETTINGS.get(one.name, _NONE) == one.default}
+    said = {name: value for name, value in spec.settings.items() if name not in idle or value != LATER_SETTINGS[name]}
+    return msgspec.structs.replace(spec, settings=said)
 
 
 def with_later_settings(spec: FleetSpec) -> FleetSpec:
-    """Return a spec that an earlier version made, with the settings that its method got since, at their defaults.
+    """Return a spec with the settings that it lacks: its method got them later, and they change nothing.
 
     What was done before there was a setting says ``LATER_SETTINGS``, or its default.
 
@@ -108,7 +119,8 @@ def _converted(kind: type[Any], values: Mapping[str, Any], *, strict: bool) -> d
     converted = {}
     for key, value in values.items():
         if key not in known:
-            raise SettingsError(f"method {kind.name!r} has no setting {key!r}{nearest(key, known)}")
+            hint = ", which a later version of Replayfleet wrote; update this one" if strict else nearest(key, known)
+            raise SettingsError(f"method {kind.name!r} has no setting {key!r}{hint}")
         try:
             converted[key] = msgspec.convert(value, type=hints[key], strict=strict)
         except msgspec.ValidationError as error:

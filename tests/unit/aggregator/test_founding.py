@@ -65,7 +65,7 @@ def test_a_run_that_began_at_random_takes_no_model_later(
 def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path) -> None:
     world = World(tmp_path)
     asked, spec = world.fleet, world.spec
-    settings = {name: value for name, value in spec.settings.items() if name != "robust"}
+    settings = {name: value for name, value in with_later_settings(spec).settings.items() if name != "robust"}
     older = msgspec.structs.replace(spec, settings=settings)  # as of a version that knew no robust averages
     world.fleet = dataclasses.replace(asked, spec=older)
     founded = world.start_aggregator("older")
@@ -81,10 +81,16 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
         match=r"its run has robust=none, now robust=median is asked for; go on with --set robust=none, or",
     ):
         world.start_aggregator("older")
-    many = msgspec.structs.replace(spec, settings={name: f"{value}-else" for name, value in spec.settings.items()})
+    others = dict.fromkeys(("local_epochs", "batch_size"), 7) | dict.fromkeys(("learning_rate", "momentum"), 0.7)
+    many = msgspec.structs.replace(spec, settings=spec.settings | others | {"robust": "median"})
     world.fleet = dataclasses.replace(asked, spec=many)
     with pytest.raises(SettingsError, match=r"has \d+ other settings .* go on with the --settings \(tiny, say\)"):
         world.start_aggregator("older")
+    newer = msgspec.structs.replace(spec, settings=spec.settings | {"colour": "red"})
+    store, blobs = opened(tmp_path)
+    store.found(newer, 0.0)
+    with pytest.raises(SettingsError, match="no setting 'colour', which a later version of Replayfleet wrote; update"):
+        take_up(store, blobs, asked)
     world.close()
 
 
@@ -95,8 +101,18 @@ def test_levers_that_a_fleet_began_without_stay_off_at_both_ends() -> None:
         spec, settings={name: value for name, value in spec.settings.items() if name not in levers}
     )
     assert {name: getattr(method_of(older), name) for name in levers} == levers
-    assert with_later_settings(older).settings == spec.settings | levers
+    assert with_later_settings(older).settings == with_later_settings(spec).settings | levers
     assert method_of(spec).smooth_share == 1.0
+
+
+def test_a_setting_that_came_later_and_changes_nothing_is_not_sent_to_devices_of_before() -> None:
+    spec = make_spec("yard", "pfedgrp-plus", TOY, preset="paper", overrides={"robust": "median"}, run_seed=0)
+    idle = {"models_travel_as", "sub_generators_travel_as", "learning_rate_schedule", "dp_noise_multiplier"}
+    assert not idle & spec.settings.keys()
+    assert (spec.settings["robust"], spec.settings["smooth_share"]) == ("median", 1.0)
+    assert idle <= with_later_settings(spec).settings.keys()
+    off = make_spec("yard", "pfedgrp-plus", TOY, preset="paper", overrides={"smooth_share": 0.0}, run_seed=0)
+    assert off.settings["smooth_share"] == 0.0, "its default is another one, which some earlier versions would take"
 
 
 def test_a_fleet_begins_with_names_that_are_seen_and_one_of_before_goes_on(tmp_path: Path) -> None:
