@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from replayfleet.federation.service.quotas import Limiter
 from replayfleet.federation.service.words import visible
@@ -100,7 +100,13 @@ class JsonFormatter(logging.Formatter):
         return redact(json.dumps(entry, default=str).replace("\x7f", "\\u007f"))
 
 
-class FewLines(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _ToStream = logging.StreamHandler[TextIO]
+else:  # Python 3.10, a Jetson's, takes nothing in brackets here
+    _ToStream = logging.StreamHandler
+
+
+class FewLines(_ToStream):
     """Writes a flood of one event about one client as a few lines, and then says how many there were.
 
     Args:
