@@ -19,6 +19,8 @@ def refused(code: str) -> Iterator[str]:
             for base in node.bases:
                 if isinstance(base, ast.Subscript) and ast.unparse(base.value).startswith("logging."):
                     yield f"class {node.name}: {ast.unparse(base)} takes no brackets before 3.11"
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "ClassVar":
+            yield f"{ast.unparse(node)}: get_type_hints takes no bare ClassVar before 3.11"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -30,4 +32,5 @@ def test_nothing_is_written_that_only_later_versions_run(package: str) -> None:
 
 
 def test_it_is_seen() -> None:
-    assert [what.partition(":")[0] for what in refused("class A(logging.StreamHandler[str]): ...")] == ["class A"]
+    code = "class A(logging.StreamHandler[str]):\n    b: ClassVar = 1\n    c: ClassVar[int] = 1"
+    assert [what.partition(":")[0] for what in refused(code)] == ["class A", "b"]

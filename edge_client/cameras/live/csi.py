@@ -37,7 +37,7 @@ class CsiCameraSettings(OpenCvSettings):
         read_timeout_s: so long it may be silent.
     """
 
-    scheme: ClassVar = "csi"
+    scheme: ClassVar[str] = "csi"
 
     sensor: Annotated[int, Meta(ge=0, le=15)] = 0
     width: Annotated[int, Meta(ge=1, le=MAX_SIDE)] = 1280

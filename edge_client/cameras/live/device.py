@@ -34,7 +34,7 @@ class DeviceCameraSettings(OpenCvSettings):
         read_timeout_s: so long it may be silent.
     """
 
-    scheme: ClassVar = "camera"
+    scheme: ClassVar[str] = "camera"
 
     place: str = "0"
     width: Annotated[int, Meta(ge=0, le=MAX_SIDE)] = 0

@@ -43,7 +43,7 @@ class RtspCameraSettings(OpenCvSettings):
         read_timeout_s: so long it may be silent.
     """
 
-    scheme: ClassVar = "rtsp"
+    scheme: ClassVar[str] = "rtsp"
 
     url: str = field(repr=False)
     transport: Literal["tcp", "udp"] = "tcp"
