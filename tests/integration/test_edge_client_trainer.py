@@ -19,6 +19,7 @@ from support.torch_free import hide
 
 from replayfleet.edge_client.flow import Samples
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.training import trainer
 from replayfleet.edge_client.learning.training.job import (
     BLOBS,
     ChooseJob,
@@ -115,6 +116,20 @@ def test_a_round_is_trained_on_another_device_to_the_same_bits(method: str, tmp_
             run_job(msgspec.structs.replace(job(tmp_path, agreed, index), torch_device=NAME))
     state, upload = simulate(agreed, 2)
     assert (committed(tmp_path).state, committed(tmp_path).upload) == (state.blobs, upload.blobs)
+
+
+def test_a_method_is_made_once_for_all_rounds_of_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FleetSpec] = []
+
+    def counted(agreed: FleetSpec) -> Any:
+        made.append(agreed)
+        return method_of(agreed)
+
+    monkeypatch.setattr(trainer, "method_of", counted)
+    trainer._method_of.cache_clear()
+    for index, agreed in enumerate((spec("fedavg"), spec("fedavg"), spec("fedavg", batch_size=16))):
+        run_job(job(tmp_path, agreed, index))
+    assert [agreed.settings["batch_size"] for agreed in made] == [8, 16]
 
 
 def test_samples_of_a_round_that_is_trained_again_are_counted_once(tmp_path: Path) -> None:

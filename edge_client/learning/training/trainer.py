@@ -49,7 +49,7 @@ from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import leave_the_compiler_out, prepare_torch
-from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
@@ -93,7 +93,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     paced = PacedRound(job, deadline_at, _clock_of(device), say)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS, job.verified), StateStore(data_dir)
-    method: Any = method_of(job.spec)
+    method = _method_of(msgspec.msgpack.encode(job.spec))
     data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
     # a state that was damaged, and begins anew, counted nothing
@@ -158,6 +158,12 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
         records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
     return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
+
+
+@functools.lru_cache(maxsize=1)
+def _method_of(spec: bytes) -> Any:
+    """Return the method of a spec, made once for all of its rounds, with what is remembered of it by its identity."""
+    return method_of(msgspec.msgpack.decode(spec, type=FleetSpec))
 
 
 def _counted_once(
