@@ -12,6 +12,7 @@ from torch import nn
 from replayfleet.export.batches import batches_for
 from replayfleet.export.running.artefact import Array, Run, scale
 from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.wire.protocol.tensors import TORCH_NAMES
 
 TOLERANCE = 1e-4
 DETECTOR_TOLERANCE = 1e-3
@@ -129,7 +130,7 @@ def load_parameters(module: nn.Module, parameters: Mapping[str, Array]) -> None:
         raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter {name!r} {found}")
     for name, tensor in layout.items():
         array = parameters[name]
-        if array.shape != tuple(tensor.shape) or f"torch.{array.dtype}" != str(tensor.dtype):
+        if array.shape != tensor.shape or TORCH_NAMES.get(array.dtype) != str(tensor.dtype):
             raise ArtefactRejected(
                 Reason.WRONG_LAYOUT,
                 f"parameter {name!r} is {array.shape} {array.dtype}, the model needs {tuple(tensor.shape)} "
@@ -137,4 +138,5 @@ def load_parameters(module: nn.Module, parameters: Mapping[str, Array]) -> None:
             )
         if not np.isfinite(array).all():
             raise ArtefactRejected(Reason.NOT_FINITE, f"parameter {name!r} holds NaN or infinity")
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in parameters.items()})
+    for name, tensor in layout.items():  # a tensor of the state dict is the module's own
+        tensor.numpy()[...] = parameters[name]
