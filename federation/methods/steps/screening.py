@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from replayfleet.federation.methods.kit.packing import gradient_names
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
@@ -81,16 +80,17 @@ class TaskAnswers:
 
     def __init__(self, task: AnyTaskSpec) -> None:
         self._module = build_task_model(task).eval()
-        self._layout = {name: tensor.shape for name, tensor in self._module.state_dict().items()}
+        self._own = self._module.state_dict()
         rng = torch.Generator().manual_seed(0)
         self._pictures = torch.empty(2, *task.image_shape).uniform_(-1, 1, generator=rng)
 
     def __call__(self, parameters: Parameters) -> Tensor | None:
-        tensors = dict(parameters)
-        if {name: tensor.shape for name, tensor in tensors.items()} != self._layout:
+        if not _is_like(self._own, parameters := dict(parameters)):
             return None
         with torch.inference_mode():
-            answers: Tensor = functional_call(self._module, tensors, (self._pictures,))
+            for name, tensor in self._own.items():
+                tensor.copy_(parameters[name])
+            answers: Tensor = self._module(self._pictures)
         return answers
 
 
@@ -123,12 +123,9 @@ def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_chang
             known[id(parameters)] = (parameters, answers(parameters))
         return known[id(parameters)][1]
 
-    found = {client_id: reason for client_id, one in candidates.items() if (reason := _impossible(one))}
-    measured = {
-        client_id: _measures(one, answers, remembered, max_change, sizes)
-        for client_id, one in candidates.items()
-        if client_id not in found
-    }
+    looks = {client_id: _look(one, answers, remembered, max_change, sizes) for client_id, one in candidates.items()}
+    found = {client_id: look for client_id, look in looks.items() if isinstance(look, str)}
+    measured = {client_id: look for client_id, look in looks.items() if not isinstance(look, str)}
     values: defaultdict[str, list[float]] = defaultdict(list)
     for own in measured.values():
         for key, one in own.items():
@@ -156,11 +153,20 @@ def _median_of_others(ordered: Sequence[float], own: float) -> float:
     return other(middle) if is_odd else (other(middle - 1) + other(middle)) / 2
 
 
-def _impossible(one: Candidate) -> str:
+def _look(
+    one: Candidate, answers: Answers, remembered: Answers, max_change: float, sizes: Squares
+) -> str | dict[str, _Measured]:
+    """Return what can't be, or what is compared with others'."""
+    # read, or made, once for all that is asked of it
+    sets = {name: dict(sent) for name, sent in sorted(one.artefacts.parameter_sets.items())}
+    return _impossible(one, sets) or _measures(one, sets, answers, remembered, max_change, sizes)
+
+
+def _impossible(one: Candidate, sets: Mapping[str, Parameters]) -> str:
     """Return what can't be, whoever else is there; empty if nothing is."""
     if one.num_samples is not None and one.num_samples > MAX_SAMPLES_A_ROUND:
         return f"num_samples is {one.num_samples}, at most {MAX_SAMPLES_A_ROUND} is plausible in one round"
-    for name, parameters in sorted(one.artefacts.parameter_sets.items()):
+    for name, parameters in sets.items():
         for key, tensor in parameters.items():
             if not tensor.numel():
                 continue
@@ -168,24 +174,28 @@ def _impossible(one: Candidate) -> str:
                 if key.endswith("num_batches_tracked") and not 0 <= int(tensor.max()) <= MAX_BATCHES:
                     return f"{name}: {key} is {int(tensor.max())}, 0 to {MAX_BATCHES} are plausible"
                 continue
-            largest = float(tensor.abs().max())
-            if not largest <= MAX_VALUE:
+            least, most = map(float, tensor.aminmax())
+            if not (largest := max(-least, most)) <= MAX_VALUE:
                 return f"{name}: {key} holds {largest:.3g}, at most {MAX_VALUE:g} is plausible"
-            if key.endswith("running_var") and float(tensor.min()) < 0:
-                return f"{name}: {key} holds a negative variance, {float(tensor.min()):.3g}"
+            if key.endswith("running_var") and least < 0:
+                return f"{name}: {key} holds a negative variance, {least:.3g}"
     return ""
 
 
 def _measures(
-    one: Candidate, answers: Answers, remembered: Answers, max_change: float, sizes: Squares
+    one: Candidate,
+    sets: Mapping[str, Parameters],
+    answers: Answers,
+    remembered: Answers,
+    max_change: float,
+    sizes: Squares,
 ) -> dict[str, _Measured]:
     """Return what is compared with others', by a key that tells like from like."""
     found: dict[str, _Measured] = {}
     if one.num_samples is not None:
         found["samples"] = _Measured("num_samples", one.num_samples, math.inf, 10_000, 64)
     generators = []
-    for name, sent in sorted(one.artefacts.parameter_sets.items()):
-        parameters = dict(sent)  # read, or made, once for all that is asked of it
+    for name, parameters in sets.items():
         if name in one.gradients:
             found[name] = _Measured(f"{name}: its norm", _norm(list(parameters.values())), math.inf, 100, 100)
             continue
@@ -208,10 +218,12 @@ def _measures(
                 found |= moved
         said = answers(parameters)
         if said is not None:
-            earlier = [answered for base in one.bases.values() if (answered := remembered(base)) is not None]
+            largest = float(said.abs().max())
+            bases = () if largest <= 30 else one.bases.values()  # so much it may answer, whatever its base did
+            earlier = [answered for base in bases if (answered := remembered(base)) is not None]
             usual = max([1.0, *(float(answered.abs().max()) for answered in earlier)])
             what = f"{name}: its largest answer to a fixed input"
-            found[f"{name} answers"] = _Measured(what, float(said.abs().max()), 1000 * usual, 30 * usual, 30)
+            found[f"{name} answers"] = _Measured(what, largest, 1000 * usual, 30 * usual, 30)
     if generators:
         found["generators"] = _Measured("the largest norm of a sub-generator", max(generators), math.inf, 0.0, 2.5)
     return found

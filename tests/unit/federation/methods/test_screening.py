@@ -81,11 +81,30 @@ class Read(Mapping[str, torch.Tensor]):
         return len(self.tensors)
 
 
-def test_an_upload_is_read_twice_whatever_is_asked_of_it() -> None:
-    """To see whether its numbers can be, and for all comparisons; of a late one each look computes anew."""
+def test_an_upload_is_read_once_whatever_is_asked_of_it() -> None:
+    """Of a late one each look computes anew."""
     model = initialise(build_task_model(TOY), torch.Generator().manual_seed(0)).state_dict()
     start, sent = Read(model), Read(model)
     one = Candidate(Artefacts({"task": sent}), {"task": start}, 100)
     assert not screen({"a": one, "b": one}, answers_of(TOY), max_change=1.0)
-    assert sent.reads == 2 * 2 * len(model)
-    assert start.reads < 4 * 2 * len(model)
+    assert sent.reads == 2 * len(model)
+    assert start.reads < 3 * 2 * len(model)
+
+
+def test_a_base_is_run_only_where_an_upload_answers_more_than_any_may() -> None:
+    def run(answered: float, before: float) -> tuple[dict[str, str], int]:
+        asked = []
+
+        def answers(parameters: Parameters) -> torch.Tensor:
+            asked.append(parameters)
+            return parameters["w"]
+
+        sent, start = ({"w": torch.tensor([value])} for value in (answered, before))
+        one = Candidate(Artefacts({"task": sent}), {"task": start}, 1)
+        return screen({"a": one}, answers, max_change=1.0), len(asked)
+
+    assert run(20.0, 20.0) == ({}, 1)
+    assert run(5000.0, 5000.0) == ({}, 2)
+    refused, num_asked = run(5000.0, 1.0)
+    assert "its largest answer to a fixed input is 5e+03" in refused["a"]
+    assert num_asked == 2
