@@ -9,7 +9,7 @@ import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ HEADER_ALLOWANCE_BYTES = 64 << 10
 """How much larger than its tensors an encoded parameter set may be."""
 
 _SMALL_BYTES = 32 << 10
+_Bytes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
 
 Layout = Callable[[str], "Parameters | None"]
 """Name of a parameter set -> tensors (any device) whose names, shapes and dtypes it must have; None: unknown name."""
@@ -120,10 +121,12 @@ class StoredParameters(Mapping[str, "Tensor"]):
         self, entry: BlobEntry, store: BlobFiles, layout: Parameters | None = None, *, must_be_finite: bool = False
     ) -> None:
         self.entry, self._store = entry, store
-        self._data: weakref.ref[mmap.mmap] | None = None
+        self._data: weakref.ref[_Bytes] | None = None
         data = store.mapped(entry.digest)
-        self._held = bytearray(data) if len(data) <= _SMALL_BYTES else None
         self._table = _table(entry.name, memoryview(data), layout)
+        self._held: _Bytes | None = None
+        if len(data) <= _SMALL_BYTES:
+            self._held = np.frombuffer(bytearray(data), np.uint8, offset=self._table.start)
         self._names: Mapping[str, object] = self._table.places if layout is None else layout
         if must_be_finite:
             _check_finite(entry.name, self._table, np.frombuffer(data, np.uint8, offset=self._table.start))
@@ -144,24 +147,21 @@ class StoredParameters(Mapping[str, "Tensor"]):
 
         return torch.from_numpy(self._table.side_by_side(self._bytes()))
 
-    def _bytes(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        # A tensor holds its array, and the array the mapping.
-        return np.frombuffer(self._mapped(), np.uint8, offset=self._table.start)
+    def _bytes(self) -> _Bytes:
+        data = self._held if self._held is not None or self._data is None else self._data()
+        if data is None:
+            # A tensor holds this array, and the array the mapping.
+            data = np.frombuffer(self._store.mapped(self.entry.digest), np.uint8, offset=self._table.start)
+            self._data = weakref.ref(data)
+        return data
 
     def __iter__(self) -> Iterator[str]:
-        mapped = self._mapped()  # once for all tensors of a pass, though each may be dropped before the next
+        mapped = self._bytes()  # once for all tensors of a pass, though each may be dropped before the next
         yield from self._names
         del mapped
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def _mapped(self) -> bytearray | mmap.mmap:
-        data = self._held if self._held is not None or self._data is None else self._data()
-        if data is None:
-            data = self._store.mapped(self.entry.digest)
-            self._data = weakref.ref(data)
-        return data
 
     def __reduce__(self) -> tuple[type[dict[str, Tensor]], tuple[dict[str, Tensor]]]:
         # To another process, perhaps of another machine without these files, the tensors go themselves.
@@ -290,7 +290,7 @@ def largest_encoding_bytes(layout: Parameters) -> int:
     return HEADER_ALLOWANCE_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in layout.values())
 
 
-def _check_finite(name: str, table: Table, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+def _check_finite(name: str, table: Table, data: _Bytes) -> None:
     key = table.not_finite(data)
     if key is not None:
         raise ArtefactRejected(Reason.NOT_FINITE, f"{name}: tensor {key!r} has values that are NaN or infinite")

@@ -109,16 +109,18 @@ def placed(value: Any, device: torch.device, moved: dict[int, tuple[Any, Any]] |
     Args:
         value: a record.
         device: where to.
-        moved: parameter sets that were moved before, kept by the caller: what records share is moved once, and shared.
+        moved: parameter sets that were looked at before, kept by the caller: what records share is moved once, and
+            shared.
     """
     moved = {} if moved is None else moved
     artefacts = value.pack()
     sets = artefacts.parameter_sets
-    if all(tensor.device.type == device.type for one in sets.values() for tensor in one.values()):
-        return value
     for one in sets.values():
         if id(one) not in moved:
-            moved[id(one)] = (one, {key: tensor.to(device) for key, tensor in one.items()})
+            is_there = all(tensor.device.type == device.type for tensor in one.values())
+            moved[id(one)] = (one, one if is_there else {key: tensor.to(device) for key, tensor in one.items()})
+    if all(moved[id(one)][1] is one for one in sets.values()):
+        return value
     return type(value).unpack(Artefacts({name: moved[id(one)][1] for name, one in sets.items()}, artefacts.facts))
 
 

@@ -14,6 +14,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
 from replayfleet.federation.methods.kit.records import RoundData
+from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.simulator.checkpoints import Checkpoints
@@ -107,6 +108,26 @@ def test_values_move_whole_and_stay_themselves_on_the_cpu() -> None:
     moved = placed(download, torch.device("meta"))
     assert type(moved) is type(download)
     assert {tensor.device.type for tensor in moved.average.values()} == {"meta"}
+    shared: dict[int, Any] = {}
+    first, second = (placed(download, torch.device("meta"), shared) for _ in range(2))
+    assert first is not second
+    assert first.average is second.average
     data = RoundData(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))
     assert placed_data(data, torch.device("cpu")) is data
     assert placed_data(data, torch.device("meta")).images.device.type == "meta"
+
+
+def test_a_set_that_records_share_is_looked_at_once() -> None:
+    class Seen(dict[str, torch.Tensor]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    sets = Seen(w=torch.zeros(2))
+    state, seen = TaskModels({"a": sets, "b": sets}, sets), dict[int, Any]()
+    assert placed(state, torch.device("cpu"), seen) is state
+    download = TaskDownload(sets)
+    assert placed(download, torch.device("cpu"), seen) is download
+    assert sets.looks == 1
