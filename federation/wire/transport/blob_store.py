@@ -264,9 +264,9 @@ class DiskBlobStore:
             self._trusted[digest] = _look(self.path(digest))
 
     def _blobs(self) -> Iterator[Path]:
-        for directory in self._root.iterdir():
+        for directory in os.scandir(self._root):  # of 256 folders each, once a round: it says what is one
             if len(directory.name) == 2 and directory.is_dir():
-                yield from (path for path in directory.iterdir() if _BLOB.fullmatch(path.name))
+                yield from (Path(file) for file in os.scandir(directory) if _BLOB.fullmatch(file.name))
 
     def _make_folder(self, target: Path) -> None:
         if not target.parent.is_dir():
