@@ -496,6 +496,7 @@ class Client:
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
         self._num_failed = 0
+        parts.blobs.believe(ended.verified)
         self._use_up(commit.round)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
         if self._agreed is not None and commit.spec_digest == self._agreed.digest:

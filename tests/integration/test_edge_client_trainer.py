@@ -43,7 +43,7 @@ from replayfleet.federation.service.artefact_codec import decode_artefacts, enco
 from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.wire.protocol.facts import decode_facts
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
-from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore, FileLook
 from replayfleet.models.specs import TaskSpec
 from tests.support.virtual_device import NAME, virtual_device
 
@@ -199,6 +199,7 @@ class Harness:
     def __init__(self) -> None:
         self.events: queue.Queue[TrainerEvent] = queue.Queue()
         self.training = LocalTraining(lambda: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
+        self.verified: dict[str, FileLook] = {}
 
     def until_end(self) -> TrainDone | TrainFailed | Chose:
         while True:  # to the test's own limit: a first import of torch takes a minute on a disk that is busy
@@ -207,6 +208,9 @@ class Harness:
             except queue.Empty:
                 ended = None
             self.training.tick(time.monotonic())
+            if isinstance(ended, TrainDone):
+                self.verified = ended.verified
+                return msgspec.structs.replace(ended, verified={})
             if ended is not None:
                 return ended
 
@@ -247,6 +251,10 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     state, upload = simulate(agreed, 2)
     assert (commit.state, commit.state_facts) == (state.blobs, state.facts)
     assert (commit.upload, commit.upload_facts) == (upload.blobs, upload.facts)
+    store, sent = DiskBlobStore(tmp_path / BLOBS), {entry.digest for entry in commit.upload}
+    for digest in sent:
+        store.read(digest)
+    assert shared.verified == store.verified(sent)
     assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
     assert commit.num_sub_generators == (2 if method == "pfedgrp" else 0)
     assert commit.train_s > 0

@@ -138,10 +138,14 @@ class TrainCourse(msgspec.Struct, frozen=True, tag="course"):
 
 
 class TrainDone(msgspec.Struct, frozen=True, tag="done"):
-    """The round's commit is durable; ``note`` says what an operator should know (a lost state)."""
+    """The round's commit is durable; ``note`` says what an operator should know (a lost state).
+
+    ``verified``, of ``DiskBlobStore``, are the upload's blobs.
+    """
 
     round: int
     note: str = ""
+    verified: dict[str, FileLook] = {}
 
 
 class TrainFailed(msgspec.Struct, frozen=True, tag="failed"):

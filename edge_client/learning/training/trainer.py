@@ -157,7 +157,11 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     speed = known.speed.mixed_with(paced.finish())
     with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
         records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
-    return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
+    return TrainDone(
+        manifest.round,
+        "; ".join(filter(None, (note, paced.note))),
+        blobs.verified(entry.digest for entry in sent.blobs),
+    )
 
 
 @functools.lru_cache(maxsize=1)

@@ -113,12 +113,16 @@ class Courier:
 class Blobs:
     def __init__(self) -> None:
         self.kept: set[str] = set()
+        self.believed: dict[str, tuple[int, ...]] = {}
 
     def has(self, digest: str) -> bool:
         return True
 
     def verified(self, digests: Iterable[str]) -> dict[str, tuple[int, ...]]:
         return {}
+
+    def believe(self, verified: dict[str, tuple[int, ...]]) -> None:
+        self.believed |= verified
 
     def collect(self, keep: set[str]) -> int:
         self.kept = keep
@@ -252,7 +256,7 @@ class Harness:
         self.records.commit_training(
             TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0, **more), spec
         )
-        self.client.on_trainer(TrainDone(round_index), 0.0)
+        self.client.on_trainer(TrainDone(round_index, "", {"c" * 64: (version,)}), 0.0)
         return self.client.step
 
 
@@ -300,6 +304,7 @@ def test_a_round_runs_from_download_to_verdict_and_report(made: Harness) -> None
     assert made.hear(announcement(0), offered(1)) is Step.TRAINING
     assert [(job.manifest.round, job.version) for job in made.trainer.jobs] == [(0, 2)]
     made.trained(0, 2)
+    assert made.blobs.believed == {"c" * 64: (2,)}
     assert [sent.version for sent in made.courier.sent] == [2]
     assert made.hear(verdict(2)) is Step.WAIT_ROUND
     assert made.hear(announcement(1), offered(2)) is Step.TRAINING
