@@ -20,6 +20,7 @@ from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.aggregator.store import added_classes
+from replayfleet.devices.memory import keep_memory
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -47,6 +48,7 @@ def serve(settings: AggregatorSettings) -> bool:
         ReplayfleetError: The run can't go on; what was accepted is kept.
     """
     _open_many_files()
+    keep_memory()
     manager = ServiceManager.from_environment()
     manager.begin("building the fleet's models")
     device, why_not = proved_device(settings.torch_device)

@@ -6,6 +6,21 @@ import contextlib
 import ctypes
 import gc
 
+KEPT_BYTES = 32 << 20
+"""As much as a C library takes for one piece of memory that it may keep."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_memory() -> None:
+    """Keep up to ``KEPT_BYTES`` of what is freed for what comes next, until ``give_memory_back``.
+
+    Else the C library gives back what a model of some MB took as soon as it is freed, and it is asked for anew, page by
+    page, for every step between a message and the disk.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        for what in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(what, KEPT_BYTES)
+
 
 def give_memory_back() -> None:
     """Return what was freed to the system; the C library would keep it for later."""

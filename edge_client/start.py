@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from replayfleet.devices.memory import keep_memory
 from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import AUTO, CPU, FP32, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider, try_apart
@@ -71,8 +72,11 @@ def start(settings: ClientSettings) -> bool:
         claims = settings.claims(settings.data_dir)
         if claims is not None:
             stack.callback(claims.close)
+        identity = _identity(settings, profile, proof, board)
+        if identity.compute.trains:  # else nothing gives it back: that comes with the training process's end
+            keep_memory()
         service = ClientService(
-            _identity(settings, profile, proof, board),
+            identity,
             data_dir.path,
             connector.to(settings.broker, session_secret(data_dir.path, settings.tls().key_file)),
             open_source,
