@@ -181,7 +181,7 @@ class DiskBlobStore:
 
     def packed_against(self, digests: Iterable[str]) -> set[str]:
         """Return the digests from which these blobs are packed as differences in the spool."""
-        return {file.name.split(".")[1] for one in digests for file in self._encoded.glob(f"{one}.*.packed")}
+        return {base for one in digests for base in self._bases(one)}
 
     def encoded(self, digest: str, bases: Collection[str] | None = None) -> EncodedBlob:
         """Return the blob as it travels, encoded once and kept in the spool.
@@ -197,9 +197,9 @@ class DiskBlobStore:
         blob = self.path(digest)
         if not blob.is_file():
             raise KeyError(digest)
-        for spooled in sorted(self._encoded.glob(f"{digest}.*.packed")) if bases else ():
-            base = spooled.name.split(".")[1]
+        for base in self._bases(digest) if bases else ():
             if base in (bases or ()):
+                spooled = self._encoded / f"{digest}.{base}.packed"
                 return EncodedBlob(digest, "packed", spooled, spooled.stat().st_size, base)
         alone = self._encoded / f"{digest}.packed"
         if bases is not None and alone.is_file():
@@ -246,6 +246,11 @@ class DiskBlobStore:
                 return unpack(file.read_bytes(), self.read(words[0]) if len(words) > 1 else None, len(data)) == data
             return bytes(decompress(words[-1], file.read_bytes(), len(data))) == data
         return False
+
+    def _bases(self, digest: str) -> list[str]:
+        """Return from what a blob is packed as a difference; a pattern of its own is compiled for longer than this."""
+        words = [file.name.split(".") for file in os.scandir(self._encoded) if file.name.startswith(f"{digest}.")]
+        return sorted(base for _, *bases, kind in words if kind == "packed" for base in bases)
 
     def _describe(self, digest: str, encoding: Encoding) -> EncodedBlob:
         path = self.path(digest) if encoding == "raw" else self._encoded / f"{digest}.{encoding}"
