@@ -140,7 +140,7 @@ def test_status_on_a_full_disk_blames_the_disk_and_not_the_database(
 ):
     def full(_: AggregatorStore) -> None:
         error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        error.sqlite_errorcode = 10  # SQLITE_IOERR, which has a name from Python 3.11 on
         raise error
 
     AggregatorStore(tmp_path).close()

@@ -245,7 +245,7 @@ def test_a_database_that_a_full_disk_keeps_closed_is_tried_again(
 
     def full(*_: object, **__: object) -> None:
         error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+        error.sqlite_errorcode = 10 | 19 << 8  # SQLITE_IOERR_SHMSIZE, which has a name from Python 3.11 on
         raise error
 
     monkeypatch.setattr(sqlite3, "connect", full)

@@ -53,7 +53,7 @@ def test_a_network_streams_own_query_is_left_alone_and_our_settings_stand_behind
         (["street.mp4"], "'video:///path/film.mp4'"),
         (["süd=camera://0"], "camera's name 'süd': expected 1 to 64 letters"),
         (["carla://[::1"], "is not a URI: Invalid IPv6 URL"),
-        (["synthetic://[]?seed=3"], "is not a URI"),
+        (["synthetic://[?seed=3"], "is not a URI"),
         (["kamera://0"], "unknown source scheme 'kamera'; did you mean 'camera'"),
         (["camera://0?rat=15"], "unknown key 'rat'; did you mean 'rate'"),
         (["camera://0?rate=fast"], "rate is 'fast', expected a number"),
