@@ -134,17 +134,17 @@ def _python_with_torch(which: str) -> Path:
 def pythons(arguments: tuple[str, ...]) -> None:
     """Unit tests with each of ``PYTHONS`` that is here; ends with exit code 1 if one failed."""
     names = [f"python{release}" for release in PYTHONS]
-    codes = {name: _with_python(name, arguments) for name in names if _runs(name)}
+    codes = {name: _with_python(name, arguments) for name in names if _is_here(name)}
     for name in names:
-        click.echo(f"{name:22} {codes.get(name, 'skipped: not on this machine')}")
+        click.echo(f"{name:22} {codes.get(name, 'skipped: not on this machine, or without ensurepip')}")
     sys.exit("passed" not in codes.values() or any(code.startswith("failed") for code in codes.values()))
 
 
-def _runs(name: str) -> bool:
-    # one that pyenv only points at, and doesn't choose, is there and says so
-    return (
-        bool(shutil.which(name)) and not subprocess.run([name, "-c", ""], capture_output=True, check=False).returncode
-    )
+def _is_here(name: str) -> bool:
+    """Whether a Python runs and makes environments: pyenv has names of others too, and Debian splits ensurepip off."""
+    if not shutil.which(name):
+        return False
+    return subprocess.run([name, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
 
 
 def _with_python(name: str, arguments: Sequence[str]) -> str:
