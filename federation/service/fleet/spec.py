@@ -119,7 +119,10 @@ def _converted(kind: type[Any], values: Mapping[str, Any], *, strict: bool) -> d
     converted = {}
     for key, value in values.items():
         if key not in known:
-            hint = ", which a later version of Replayfleet wrote; update this one" if strict else nearest(key, known)
+            hint = "a later version of Replayfleet wrote; update this one"
+            if not is_ours(kind):
+                hint = "another version of its package wrote; use that one"
+            hint = f", which {hint}" if strict else nearest(key, known)
             raise SettingsError(f"method {kind.name!r} has no setting {key!r}{hint}")
         try:
             converted[key] = msgspec.convert(value, type=hints[key], strict=strict)

@@ -23,7 +23,7 @@ from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Ex
 from replayfleet.federation.methods import ALL_METHODS, METHODS
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.service.fleet.presets import stores_data
-from replayfleet.federation.service.fleet.spec import make_spec
+from replayfleet.federation.service.fleet.spec import build_method, make_spec
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.simulator.checkpoints import Checkpoints
@@ -380,6 +380,12 @@ def test_a_package_s_method_that_can_t_be_set_or_made_is_told(install: Install, 
     install("yard", METHOD.format(stores=False) + more, **{"replayfleet.methods": {"yard": "yard:Yard"}})
     with pytest.raises(SettingsError, match=problem):
         method_from(ALL_METHODS["yard"], TaskSpec(1, 28, ("a", "b")), "tiny", {"shots": "3"})
+
+
+def test_a_setting_of_another_version_of_a_package_is_told_as_the_package_s(install: Install) -> None:
+    install("yard", METHOD.format(stores=False), **{"replayfleet.methods": {"yard": "yard:Yard"}})
+    with pytest.raises(SettingsError, match=r"method 'yard' has no setting 'depth', which another version of its pack"):
+        build_method(ALL_METHODS["yard"], TaskSpec(1, 28, ("a", "b")), {"depth": 3})
 
 
 def test_a_run_is_another_one_with_other_code_of_a_package(install: Install, tmp_path: Path) -> None:
