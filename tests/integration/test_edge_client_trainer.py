@@ -40,6 +40,7 @@ from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.service.fleet.spec import with_later_settings
 from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.wire.protocol.facts import decode_facts
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
@@ -426,6 +427,17 @@ def test_a_state_of_another_agreement_is_kept_aside_until_that_comes_back(tmp_pa
     assert run_job(job(tmp_path, spec("pfedgrp"), 1)).note == ""
     after = decode_facts(committed(tmp_path).state_facts)["seen"]
     assert sum(after.values()) > sum(before.values()) > 0
+
+
+def test_a_fleet_founded_again_without_settings_that_change_nothing_goes_on_with_what_was_learned(
+    tmp_path: Path,
+) -> None:
+    lean = spec("pfedgrp")
+    run_job(job(tmp_path, with_later_settings(lean), 0))  # as founded by a version that spelt all settings out
+    before = decode_facts(committed(tmp_path).state_facts)["seen"]
+    assert run_job(job(tmp_path, lean, 1)).note == ""
+    assert committed(tmp_path).spec_digest == spec_digest(lean)
+    assert sum(decode_facts(committed(tmp_path).state_facts)["seen"].values()) > sum(before.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replayfleet.edge_client.learning.training.job import SUB_GENERATOR_GRAPH, AnyJob, read_round_data
-from replayfleet.edge_client.state_store import StateStore
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.federation.service.artefact_codec import BlobFiles, open_artefacts
+from replayfleet.federation.service.fleet.spec import with_later_settings
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 
 if TYPE_CHECKING:
@@ -24,9 +25,18 @@ def samples_of(path: str) -> RoundData:
     return RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
 
 
+def remembered(records: StateStore, spec: FleetSpec) -> TrainingCommit | None:
+    """Return the latest finished round whose state is good under ``spec``.
+
+    Of a fleet that was founded again too, by a version that leaves out the settings which change nothing.
+    """
+    found = records.remembered(spec)
+    return found if found is not None else records.remembered(with_later_settings(spec))
+
+
 def load_state(method: Any, records: StateStore, blobs: BlobFiles, spec: FleetSpec) -> tuple[Any, dict[str, Any], str]:
     """Return the client's state, what it owes, and what an operator should know: as committed, or a new client's."""
-    commit, fresh = records.remembered(spec), method.initial_states()[0]
+    commit, fresh = remembered(records, spec), method.initial_states()[0]
     if commit is None and records.training() is not None:
         return fresh, {}, "the fleet's agreement changed; the earlier state is kept aside, until that one comes back"
     if commit is None:

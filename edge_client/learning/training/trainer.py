@@ -39,7 +39,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainJob,
     parameter_sets_of,
 )
-from replayfleet.edge_client.learning.training.stored import load_state, sampler_for, samples_of
+from replayfleet.edge_client.learning.training.stored import load_state, remembered, sampler_for, samples_of
 from replayfleet.edge_client.state_store import MAX_COUNTED, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ReplayfleetError, told
@@ -97,7 +97,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
     # a state that was damaged, and begins anew, counted nothing
-    held, counted = _counted_once(held, data, manifest.round, None if note else records.remembered(job.spec))
+    held, counted = _counted_once(held, data, manifest.round, None if note else remembered(records, job.spec))
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
