@@ -43,7 +43,7 @@ class Run:
         path: its folder.
         kind: who left it.
         method: what learns, for example ``pfedgrp``.
-        settings: of the method.
+        settings: of the method, without those that came later and change nothing.
         task: what is learned: classes, image size, channels.
         clients: whose models are here.
         num_rounds: that are complete.
