@@ -39,6 +39,9 @@ MAX_BATCHES = 1 << 40
 MAX_SAMPLES_A_ROUND = 10_000_000
 """More labelled samples than a device meets in one round."""
 
+_ANSWERED = 30.0
+"""So much any model may answer to a fixed input, whatever its base and others do."""
+
 _ENOUGH = 2
 """Others that a median is taken of; fewer may all be wrong."""
 
@@ -219,11 +222,11 @@ def _measures(
         said = answers(parameters)
         if said is not None:
             largest = float(said.abs().max())
-            bases = () if largest <= 30 else one.bases.values()  # so much it may answer, whatever its base did
+            bases = () if largest <= _ANSWERED else one.bases.values()
             earlier = [answered for base in bases if (answered := remembered(base)) is not None]
             usual = max([1.0, *(float(answered.abs().max()) for answered in earlier)])
             what = f"{name}: its largest answer to a fixed input"
-            found[f"{name} answers"] = _Measured(what, largest, 1000 * usual, 30 * usual, 30)
+            found[f"{name} answers"] = _Measured(what, largest, 1000 * usual, _ANSWERED * usual, 30)
     if generators:
         found["generators"] = _Measured("the largest norm of a sub-generator", max(generators), math.inf, 0.0, 2.5)
     return found
