@@ -86,6 +86,7 @@ def _beside_pilot(name: str, shows: str, *overrides: str, **changes: Any) -> Blo
 
 _PLUS = {"methods": ("pfedgrp-plus",)}
 _CENTRALIZED = {"methods": ("centralized",), "scenarios": ("gradual",), "seeds": _PILOT.seeds}
+_CLAIMED = {"methods": ("centralized", "pfedgrp", "pfedgrp-plus"), "scenarios": ("gradual",)}
 _GAUSSIAN = "sub_generator=pca-gaussian"
 
 BLOCKS = (
@@ -134,6 +135,19 @@ BLOCKS = (
         scenarios=("gradual",),
         datasets=("cifar-10",),
         seeds=(0, 1),
+    ),
+    *(
+        _beside_pilot(
+            f"overlap-{n}", f"classes that a client's neighbouring tasks share: {n}", f"overlap={n}", **_CLAIMED
+        )
+        for n in (2, 4)
+    ),
+    *(_beside_pilot(f"clients-{n}", "more clients", clients=n, **_CLAIMED) for n in (5, 10)),
+    *(
+        _beside_pilot(
+            f"absent-{n}", f"clients that miss a round: {n} of five", f"num_absent={n}", clients=5, **_CLAIMED
+        )
+        for n in (1, 2)
     ),
     Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), overrides=_SHORT, noise_floor=True),
     Block(
