@@ -30,6 +30,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.privacy import epsilon_of
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.steps.memory import epochs_of
 from replayfleet.federation.paths import NEW_FILE
 from replayfleet.federation.service.command import run_command
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
@@ -72,7 +73,7 @@ def measured(method: PFedGRP, drawn: Samples, num_generated: int, rng: torch.Gen
     """Train one sub-generator and measure it."""
     kind = method.sub_generator_kind()
     began = time.process_time()
-    trained = kind.train(kind.new(rng), drawn.trained, method.sub_generator_epochs, rng)
+    trained = kind.train(kind.new(rng), drawn.trained, epochs_of(method, first=True), rng)
     train_cpu_s = time.process_time() - began
     generated = kind.sampler()(trained.generator)(torch.randn(num_generated, LATENT_SIZE, generator=rng))
     return {

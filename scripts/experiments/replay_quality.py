@@ -26,6 +26,7 @@ from replayfleet.federation.methods.kit.privacy import epsilon_of
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.steps.memory import epochs_of
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.paths import NEW_FILE
 from replayfleet.federation.service.command import run_command
@@ -43,7 +44,7 @@ def drawn(method: PFedGRP, real: RoundData, seed: int) -> tuple[RoundData, dict[
     images, labels, epsilon, began = [], [], 0.0, time.process_time()
     for class_id in real.labels.unique().tolist():
         own, rng = real.images[real.labels == class_id], seeded_generator(seed, class_id, "sub-generator")
-        trained = kind.train(kind.new(rng), own, method.sub_generator_epochs, rng)
+        trained = kind.train(kind.new(rng), own, epochs_of(method, first=True), rng)
         images.append(kind.sampler()(trained.generator)(torch.randn(len(own), LATENT_SIZE, generator=rng)))
         labels.append(torch.full((len(own),), class_id, dtype=torch.int64))
         epsilon = max(epsilon, epsilon_of(trained.history, method.dp_delta))

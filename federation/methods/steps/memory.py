@@ -363,8 +363,8 @@ def first_trainings(settings: MemorySettings, memory: Memory, mixed: MixedData) 
     if settings.generators == "single":
         first = ALL_CLASSES not in memory.sub_generators
         num_samples = len(mixed.real.labels) + len(mixed.replay.labels)
-        return (Stage(_epochs(settings, first=first), steps_per_epoch(num_samples, size)),)
-    epochs = _epochs(settings, first=True)
+        return (Stage(epochs_of(settings, first=first), steps_per_epoch(num_samples, size)),)
+    epochs = epochs_of(settings, first=True)
     new = {c: count for c, count in mixed.real.counts().items() if c not in memory.sub_generators}
     return tuple(Stage(epochs, steps_per_epoch(count, size)) for count in new.values())
 
@@ -395,7 +395,7 @@ def retrainings(
     kind, donors = settings.sub_generator_kind(), donors or {}
     if settings.generators == "single":
         known = memory.sub_generators.get(ALL_CLASSES)
-        epochs = _epochs(settings, first=known is None)
+        epochs = epochs_of(settings, first=known is None)
         images = mixed.joined().images
         return {ALL_CLASSES: Retraining((known or kind.new(rng)).on(images.device), images, epochs, rng)}
     drifted: dict[int, Retraining] = {}
@@ -412,7 +412,7 @@ def retrainings(
         if known is None and class_id in donors:
             donor = donors[class_id]
             start = replace(start, generator=counted_as(donor, len(images)) if isinstance(kind, Mixture) else donor)
-        epochs = _epochs(settings, first=known is None and class_id not in donors)
+        epochs = epochs_of(settings, first=known is None and class_id not in donors)
         drifted[class_id] = Retraining(
             start.on(images.device), images, epochs, own_rng, share, can_wait=known is not None
         )
@@ -462,7 +462,8 @@ def train_in_time(kind: SubGeneratorKind, work: Sequence[Retraining], pace: Pace
     return trained
 
 
-def _epochs(settings: MemorySettings, *, first: bool) -> int:
+def epochs_of(settings: MemorySettings, *, first: bool) -> int:
+    """Return for how many epochs a sub-generator is trained, its ``first`` time or a later one."""
     if settings.sub_generator in _MIXTURES:
         return 1
     later = settings.ddpm_epochs if settings.sub_generator == "ddpm" else settings.sub_generator_epochs
