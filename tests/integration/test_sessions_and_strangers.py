@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,26 @@ def test_what_brokers_say_that_mosquitto_doesn_t_is_understood_too(word: bytes, 
             until(lambda: said in session.state)
         assert said in session.problem
         session.stop()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
+@pytest.mark.parametrize("reset", [False, True])
+def test_who_closes_in_the_handshake_may_not_speak_tls(reset: bool) -> None:
+    """As newer brokers do to what isn't MQTT: some say nothing more, some don't even read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def close_one() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 if reset else 1 << 16)
+
+        threading.Thread(target=close_one, daemon=True).start()
+        address = BrokerAddress.parse(f"mqtts://127.0.0.1:{server.getsockname()[1]}")
+        with (
+            BrokerProbe(address, "b", "t/x", TlsSettings().context()) as probe,
+            pytest.raises(BrokerProblem, match="handshake; perhaps it doesn't speak TLS there"),
+        ):
+            probe.connect()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake

@@ -357,10 +357,10 @@ def new_client(
 
 def describe_failure(error: Exception, address: BrokerAddress) -> str:
     """Return why no connection came about, so that an operator can act on it."""
+    if isinstance(error, (ssl.SSLEOFError, ConnectionResetError)) and address.encrypted:
+        return "TLS failure: it closed the connection in the handshake; perhaps it doesn't speak TLS there"
     if isinstance(error, ssl.SSLError):
         return _tls_failure(error)
-    if isinstance(error, ConnectionResetError) and address.encrypted:
-        return f"{error}; perhaps it doesn't speak TLS there"
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused: nothing listens on {address.host}:{address.port}"
     if isinstance(error, socket.gaierror):
