@@ -352,6 +352,36 @@ def test_a_store_that_sends_elsewhere_is_told_by_where_it_sends(
     assert f"{url} {said}" in caplog.text
 
 
+class Wordless(http.server.BaseHTTPRequestHandler):
+    """Refuses as a gateway before a store does, with a page, or as some stores do, with a code and no message."""
+
+    def do_GET(self) -> None:
+        page = b"<html>no</html>"
+        code = b"<Error><Code>AccessDenied</Code><Message></Message></Error>"
+        said = page if self.path.endswith("page") else code
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("transfer", "said"), [("page", "answers 403 next"), ("code", "answers 403 AccessDenied next")]
+)
+def test_a_store_that_refuses_without_a_word_is_told_by_its_status(
+    tmp_path: Path, bucket: Bucket, caplog: pytest.LogCaptureFixture, transfer: str, said: str
+) -> None:
+    url, store = bucket(Wordless)
+    with pytest.raises(OSError):  # noqa: PT011 -- it has no words
+        store.fetch(transfer, tmp_path / "fetched", 10).result(timeout=60)
+    assert f"{url} {said}" in caplog.text
+
+
 def failing() -> Iterator[bytes]:
     yield b"half"
     raise FileExistsError

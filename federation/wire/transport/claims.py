@@ -318,7 +318,10 @@ class ClaimStore:
 
 
 def _against(error: Exception | None, address: object) -> str:
-    """Return what a store has against a bundle; of one that sends on, where to, for S3's own words don't say."""
+    """Return what a store has against a bundle; of one that sends on, where to, for S3's own words don't say.
+
+    A gateway's page, or an answer without a message, has no words that S3's would quote: then its status says what.
+    """
     answer, facts = getattr(getattr(error, "__cause__", None), "response", None), getattr(error, "kwargs", {})
     said = ""
     if isinstance(answer, dict):
@@ -327,6 +330,8 @@ def _against(error: Exception | None, address: object) -> str:
         region = headers.get("x-amz-bucket-region")
         where = f"region {region}" if region else headers.get("location") or answer.get("Error", {}).get("Endpoint")
         said = f"answers {status}, and sends on to {where or 'nowhere'}" * (300 <= status < 400)
+        if status and not said and not answer.get("Error", {}).get("Message"):
+            return f"{address} answers {status} {answer.get('Error', {}).get('Code') or ''}".strip()
     elif (other := getattr(facts.get("error"), "host", None)) and other not in str(facts.get("endpoint_url")):
         said = f"sends on to {other}, which can't be reached"  # redirects are followed, to a login page's host, say
     if said:
