@@ -353,7 +353,7 @@ def test_a_driver_that_is_frozen_is_ended_and_holds_nobody(
     assert "its process is frozen" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "ray://1.2.3.4", "there"])
+@pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "ray://1.2.3.4", "ray://1.2.3.4:65536", "there"])
 def test_an_engine_that_isnt_known_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="expected here, ray"):
         check_engine(text)

@@ -49,7 +49,8 @@ def check_engine(text: str) -> str:
     """
     if text == HERE:
         return text
-    if text != "ray" and not re.fullmatch(r"ray://[^/\s]+:[0-9]{1,5}", text):  # without a port Ray tries for minutes
+    place = re.fullmatch(r"ray://[^/\s]+:([0-9]{1,5})", text)  # without a port Ray tries for minutes
+    if text != "ray" and not (place and int(place[1]) <= 65535):
         raise SettingsError(f"engine {text!r}: expected here, ray, or ray://HOST:PORT, a cluster that runs")
     if importlib.util.find_spec("ray") is None:
         raise SettingsError(f"engine {text}: needs Ray: pip install 'replayfleet[ray]'")
