@@ -118,6 +118,8 @@ def simulate(
 ) -> Run:
     """Run a method over a stream, all clients in this process, as ``fleet-sim`` does; equal arguments, equal bits.
 
+    What this process set in PyTorch (threads, default dtype and device, denormals) doesn't count, and stays as it was.
+
     Args:
         method: a name that ``fleet-sim --list`` shows.
         out: folder for results and models; it may not hold a run yet.
@@ -132,7 +134,7 @@ def simulate(
     Raises:
         SettingsError: Something can't be done; nothing was written.
     """
-    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
+    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep, torch_as_it_comes
 
     let_idle_threads_sleep()
     from replayfleet.federation.service.settings import settings_of
@@ -165,7 +167,8 @@ def simulate(
     )
     try:
         spec.check()
-        prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
+        with torch_as_it_comes():
+            prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
     except SettingsError as error:  # of the command line's options, which are arguments here
         flags = sorted((one.flag for one in settings_of(RunSpec).values()), reverse=True)
         words = rf"(?<![^\s'\"(,;])(?:{'|'.join(flags)})(?![\w/-])"
@@ -232,6 +235,7 @@ def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads
     from replayfleet.export.formats import chosen_format
     from replayfleet.export.job import Request, run_export
     from replayfleet.export.subject import Architecture
+    from replayfleet.federation.service.torch_setup import torch_as_it_comes
 
     row = chosen_format(format, None)
     if row.max_loss_points is not None:
@@ -239,21 +243,24 @@ def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads
     if threads < 1:
         raise SettingsError(f"threads is {threads}, expected at least 1")
     request = Request(Architecture(model.kind, model.spec), row, _path("out", out), threads)
-    return tuple(path for path, _, _ in run_export(request, model.parameters).files)
+    with torch_as_it_comes():
+        return tuple(path for path, _, _ in run_export(request, model.parameters).files)
 
 
 def as_network(model: Model) -> nn.Module:
-    """Return a model as a PyTorch network in eval mode.
+    """Return a model as a PyTorch network in eval mode, of float32 on the CPU.
 
     Raises:
         ArtefactRejected: The parameters don't fit, or aren't finite.
     """
     from replayfleet.export.parity import load_parameters
+    from replayfleet.federation.service.torch_setup import torch_as_it_comes
     from replayfleet.models.build import build_generator, build_task_model
 
     is_generator = model.kind == "sub-generator" and isinstance(model.spec, TaskSpec)
-    module = build_generator(model.spec) if is_generator else build_task_model(model.spec)  # type: ignore[arg-type]
-    load_parameters(module, model.parameters)
+    with torch_as_it_comes():
+        module = build_generator(model.spec) if is_generator else build_task_model(model.spec)  # type: ignore[arg-type]
+        load_parameters(module, model.parameters)
     return module.eval()
 
 

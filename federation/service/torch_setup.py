@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+from collections.abc import Iterator
 
 
 def let_idle_threads_sleep() -> None:
@@ -29,6 +31,33 @@ def prepare_torch(num_threads: int) -> None:
 
     torch.set_num_threads(max(1, num_threads))
     torch.set_flush_denormal(True)
+
+
+@contextlib.contextmanager
+def torch_as_it_comes() -> Iterator[None]:
+    """Compute in a program of others as in a process of our own, whatever it set in PyTorch; that stays as it was."""
+    import torch
+
+    threads, dtype, matmul = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.matmul
+    precision = matmul.fp32_precision
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # a device that is set costs every call some microseconds
+            stack.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        denormal = torch.full((1,), 1e-40)
+        flushes = not (denormal * 1).any()
+        if precision == "bf16":  # of set_float32_matmul_precision("medium"); other values keep float32's bits on a CPU
+            matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_flush_denormal(flushes)
+            torch.set_default_dtype(dtype)
+            matmul.fp32_precision = precision
 
 
 def leave_the_compiler_out() -> None:

@@ -106,6 +106,40 @@ def test_a_simulation_returns_what_it_measured_and_the_models_that_were_measured
     assert generator(torch.zeros(2, 100)).shape == (2, *TASK.image_shape)
 
 
+def test_what_a_program_set_in_pytorch_neither_counts_nor_changes(tmp_path: Path) -> None:
+    write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
+
+    def learned(out: str) -> Model:
+        few: dict[str, Any] = {"set": {"samples_per_class": 3, "test_samples_per_class": 1}, "clients": 1, "rounds": 1}
+        data_root = tmp_path / "data"
+        run = replayfleet.simulate("fedavg", out=tmp_path / out, settings="tiny", data_root=data_root, **few)
+        return run.task_model()
+
+    def now() -> tuple[Any, ...]:
+        flushes = not (torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1).any()
+        return torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision(), flushes
+
+    def choose(threads: int, dtype: torch.dtype, matmul: str, flushes: bool) -> None:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(matmul)
+        torch.set_flush_denormal(flushes)
+
+    expected, ours, theirs = learned("ours"), now(), (2, torch.float64, "medium", False)
+    try:
+        choose(*theirs)
+        with torch.device("meta"), torch.autocast("cpu"):
+            model = learned("theirs")
+            network = replayfleet.as_network(model)
+            replayfleet.export_model(model, tmp_path)
+        assert now() == theirs
+    finally:
+        choose(*ours)
+    assert same(model, expected)
+    assert {(str(one.device), one.dtype) for one in network.parameters()} == {("cpu", torch.float32)}
+    assert (tmp_path / "task.onnx").is_file()
+
+
 def test_opening_a_run_changes_nothing_in_its_folder(simulated: Run, data_dirs: Path) -> None:
     def content(folder: Path) -> dict[str, str]:
         files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
