@@ -301,7 +301,7 @@ class AggregatorService:
         if self.loop.refusal != self._refusal:
             self._refusal = self.loop.refusal
             if self._refusal:
-                self._parts.journal.add("broker refuses", reason=self._refusal)
+                self._parts.journal.add("broker refuses", reason=self._refusal.removeprefix("broker refuses: "))
         if now - self._looked_at >= LOOK_EVERY_S:
             self._look(now)
         self._view = self._snapshot()

@@ -58,10 +58,7 @@ class SettingOption(OptionOfGroup):
     def _typed(self, _context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value in (None, ()):  # () is how click says that a repeatable option wasn't given
             return self.default
-        try:
-            return self.setting.convert(value, text=True)
-        except SettingsError as error:
-            raise SettingsError(f"{self.setting.flag}: {error}") from error
+        return self.setting.convert(value, text=True, called=self.setting.flag)
 
 
 def facts(setting: Setting) -> str:

@@ -142,12 +142,13 @@ class Setting:
         words = joined([in_words(kind) for kind in self.kinds])
         return ", ".join(filter(None, (words, self.bounds)))
 
-    def convert(self, value: Any, *, text: bool) -> Any:
+    def convert(self, value: Any, *, text: bool, called: str = "") -> Any:
         """Return a value of the field's type.
 
         Args:
             value: as it was written.
             text: it was written where everything is text, as on the command line.
+            called: what it is called where it was written, if that isn't its name.
 
         Raises:
             WrongValueError: It isn't one, or isn't in the field's bounds.
@@ -165,22 +166,22 @@ class Setting:
             found = msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
         except msgspec.ValidationError as error:
             if type(error.__cause__) is ValueError:  # of what decodes paths, which says more
-                raise WrongValueError(self.name, f"{self.name}: {error.__cause__}") from error
-            raise self._wrong(value, str(error)) from error
+                raise WrongValueError(self.name, f"{called or self.name}: {error.__cause__}") from error
+            raise self._wrong(value, str(error), called) from error
         # msgspec compares with the least number above the bound. Above 0 that is a denormal one, which a library that
         # was built with -ffast-math makes 0 for the whole process.
         if self.meta is not None and self.meta.gt is not None and not found > self.meta.gt:
-            raise self._wrong(value, "more")
+            raise self._wrong(value, "more", called)
         return found
 
-    def _wrong(self, value: Any, otherwise: str) -> WrongValueError:
+    def _wrong(self, value: Any, otherwise: str, called: str) -> WrongValueError:
         # A list of texts is not shown: it may hold a camera's URL with its password.
         is_plain = isinstance(value, (bool, int, float, str)) or (
             isinstance(value, (list, tuple)) and all(isinstance(part, (int, float)) for part in value)
         )
         shown = repr(value) if is_plain else f"a {type(value).__name__}"
         expected = self.expected or otherwise.replace("`", "")
-        return WrongValueError(self.name, f"{self.name} is {shown}, expected {expected}")
+        return WrongValueError(self.name, f"{called or self.name} is {shown}, expected {expected}")
 
 
 class WrongValueError(SettingsError):
@@ -268,10 +269,8 @@ def read_settings(
             ((given or {}).get(name), setting.flag),
         ):
             if value is not None:
-                try:
-                    taken = setting.convert(value, text=value is not file_values.get(name))
-                except WrongValueError as error:
-                    raise SettingsError(f"{where}: {error}") from error
+                is_text = value is not file_values.get(name)
+                taken = setting.convert(value, text=is_text, called=where if is_text else f"{where}: {name}")
                 # Tables are merged, key by key; of everything else the last that was said counts.
                 lower = values.get(name)
                 values[name] = {**lower, **taken} if isinstance(taken, dict) and lower else taken

@@ -81,6 +81,9 @@ def test_what_the_broker_has_against_the_aggregator_is_in_health_and_status(flee
     assert f"last event: broker refuses: {said}" in lines
     fleet.run(until=lambda: fleet.rounds.index > 0)
     assert len(events(fleet, "broker refuses")) == 1
+    fleet.service.loop.data.problem = "broker refuses: Server unavailable"
+    fleet.run(until=lambda: len(events(fleet, "broker refuses")) == 2)
+    assert events(fleet, "broker refuses")[1]["reason"] == "Server unavailable"
 
 
 def test_an_unchanged_sub_generator_never_travels_down(fleet: TinyFleet):

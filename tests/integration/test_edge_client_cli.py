@@ -78,12 +78,12 @@ def test_a_required_provider_that_does_not_compute_stops_the_start(place: Path) 
         ({"client_id": "cam 0"}, "client id"),
         ({"broker": "mqtt://example.org"}, "not encrypted"),
         ({"broker": "http://localhost"}, "expected mqtts://host:port"),
-        ({"sampler": "onx"}, "--sampler: sampler is 'onx', expected onnx or eager"),
+        ({"sampler": "onx"}, "--sampler is 'onx', expected onnx or eager"),
         ({"password_file": "nothing"}, "can't be read"),
         ({"teacher": "none.onnx", "source": "camera://0"}, "--teacher none.onnx: there is no such file"),
         ({"config": "edge.toml"}, "edge.toml: unknown key 'frame_rat'"),
         ({"data_dir": "images/dark/0.png"}, "not a folder"),
-        ({"threads": "many"}, "--threads: threads is 'many', expected a whole number, 0 to 1024"),
+        ({"threads": "many"}, "--threads is 'many', expected a whole number, 0 to 1024"),
     ],
 )
 def test_bad_input_gives_one_clear_line_and_writes_nothing(

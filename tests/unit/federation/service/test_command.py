@@ -65,7 +65,7 @@ def test_settings_and_what_is_the_commands_own_reach_the_function(tmp_path: Path
 
 
 def test_what_cannot_be_used_is_refused_by_its_option() -> None:
-    with pytest.raises(SettingsError, match=r"^--depth: depth is 'x', expected a whole number, at least 1$"):
+    with pytest.raises(SettingsError, match=r"^--depth is 'x', expected a whole number, at least 1$"):
         program.main(["run", "--broker", "b", "--depth", "x"], standalone_mode=False)
 
 

@@ -110,10 +110,11 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
             "",
             {"REPLAYFLEET_THREADS": "0"},
             {},
-            "REPLAYFLEET_THREADS: threads is '0', expected a whole number",
+            "REPLAYFLEET_THREADS is '0', expected a whole number",
         ),
         ("", {"REPLAYFLEET_FRAMES": "5"}, {}, "REPLAYFLEET_FRAMES: frames is 5, expected an even number"),
-        ("", {}, {"view": "crop"}, "--view: view is 'crop', expected whole or crops"),
+        ("", {}, {"data_root": ""}, "--data: expected a path, not an empty text"),
+        ("", {}, {"view": "crop"}, "--view is 'crop', expected whole or crops"),
         ("", {}, {"set": ("a",)}, "--set a: expected KEY=VALUE"),
         (
             "most_threads = 2",

@@ -283,13 +283,13 @@ def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, 
             ["nudge", "--settings", "tiny", "--rounds", "11", "--set", "samples_per_class=3"],
             "lasts for 10 rounds",
         ),
-        (["nudge", "--clients", "0"], "--clients: clients is '0', expected a whole number, 1 to 100000"),
+        (["nudge", "--clients", "0"], "--clients is '0', expected a whole number, 1 to 100000"),
         (["nudge", "--overlap", "7"], "overlap is 7, expected at most 6"),
         (["nudge", "--absent", "2"], "num_absent is 2, expected 0 to 1"),
-        (["nudge", "--seed", "-1"], "--seed: seed is '-1', expected a whole number, 0 to"),
-        (["nudge", "--threads", "0"], "--threads: threads is '0'"),
-        (["nudge", "--workers", "0"], "--workers: workers is '0'"),
-        (["nudge", "--rounds", "many"], "--rounds: rounds is 'many', expected a whole number"),
+        (["nudge", "--seed", "-1"], "--seed is '-1', expected a whole number, 0 to"),
+        (["nudge", "--threads", "0"], "--threads is '0'"),
+        (["nudge", "--workers", "0"], "--workers is '0'"),
+        (["nudge", "--rounds", "many"], "--rounds is 'many', expected a whole number"),
         (["nudge", "--data-root", "absent"], "data root absent is no folder"),
         (["nudge", "--resume"], "holds no run to resume"),
         (["nudge", "--resume", "--overwrite"], "exclude each other"),
@@ -366,7 +366,7 @@ def test_minutes_end_a_run_that_resume_completes(fleet_sim: FleetSim, tmp_path: 
 def test_minutes_that_are_none_are_refused(fleet_sim: FleetSim, minutes: str):
     code, _, err = simulate(fleet_sim, "--minutes", minutes)
     assert code == 2
-    assert f"--minutes: minutes is '{minutes}', expected a number, at least 0" in err
+    assert f"--minutes is '{minutes}', expected a number, at least 0" in err
 
 
 def test_no_round_begins_that_would_end_after_the_minutes(fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch):

@@ -463,7 +463,7 @@ def test_a_setting_that_every_column_has_of_its_own_is_refused(tmp_path: Path):
         (["1", "--seeds", "a"], "expected whole numbers with commas between"),
         (["1", "--seeds", ","], "--seeds is empty"),
         (["1", "--jobs", "0"], "--jobs is 0"),
-        (["1", "--minutes", "-1"], "--minutes: minutes is '-1', expected a number, at least 0"),
+        (["1", "--minutes", "-1"], "--minutes is '-1', expected a number, at least 0"),
         (["1", "--settings", "big"], "unknown settings 'big'"),
         (["10", "--features", "incept"], "did you mean 'inception'?"),
         (["1", "--features", "inception"], "leave it out for table 1"),
