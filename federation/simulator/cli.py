@@ -94,12 +94,13 @@ def run(spec: RunSpec, command: list[str]) -> None:
     what = "town" if spec.scenario == DRIVING else "task"
     diverged = "" if progress.diverged is None else f"; DIVERGED in round {progress.diverged}"
     towns = f" ({100 * summary['place_accuracy']:.2f} % per {what})" if "place_accuracy" in summary else ""
+    charts = ", accuracy.png and losses.png" if (spec.out / "losses.png").exists() else " and accuracy.png"
     click.echo(
         f"final {job.measure} {100 * summary['final_accuracy']:.2f} %{towns}, "
         f"average {100 * summary['average_accuracy']:.2f} %{regret}{kept}, "
         f"forgetting {100 * summary['average_forgetting']:.2f}; "
         f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
-        f"wrote {spec.out / 'result.json'} and accuracy.png{diverged}"
+        f"wrote {spec.out / 'result.json'}{charts}{diverged}"
     )
     uploads = [client.quarantined for record in result.rounds for client in record.clients.values() if client.present]
     if uploads and all(uploads):

@@ -94,6 +94,12 @@ def test_a_commit_is_that_of_our_checkout_not_of_a_repository_around_a_virtual_e
     assert commit() == git("rev-parse", "HEAD")
 
 
+def test_a_run_names_the_chart_of_losses_where_something_was_trained(fleet_sim: FleetSim):
+    assert simulate(fleet_sim)[1].endswith("wrote out/result.json and accuracy.png\n")
+    words = ["fedavg", "--settings", "tiny", "--threads", "1", "--out", "trained", *SIZE]
+    assert fleet_sim(*words)[1].endswith("wrote trained/result.json, accuracy.png and losses.png\n")
+
+
 def test_a_run_whose_every_upload_was_left_out_ends_with_an_error(fleet_sim: FleetSim, tmp_path: Path):
     wild = ["--set", "learning_rate=1e30", "--quarantine"]
     code, _, err = fleet_sim("fedavg", "--settings", "tiny", "--threads", "1", "--out", "out", *SIZE, *wild)
