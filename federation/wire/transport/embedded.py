@@ -111,7 +111,7 @@ class EmbeddedBroker:
         self._thread.join()
 
     def _run(self) -> None:
-        for name in ("amqtt", "transitions"):
+        for name in ("amqtt", "asyncio", "transitions"):  # which say of each lost connection what nobody can mend
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
             asyncio.run(self._serve())

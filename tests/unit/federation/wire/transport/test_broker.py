@@ -166,6 +166,15 @@ def test_the_embedded_broker_stops_quietly_whoever_is_still_connected(caplog: py
     assert caplog.messages == []
 
 
+def test_the_embedded_broker_stops_quietly_under_a_flood(caplog: pytest.LogCaptureFixture) -> None:
+    broker = EmbeddedBroker()
+    with socket.create_connection(("127.0.0.1", broker.start())) as floods:
+        floods.sendall(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01a" + b"\x32\x06\x00\x01a\x00\x01x" * 2000)
+        floods.recv(4)
+        broker.stop()
+    assert caplog.messages == []
+
+
 def test_a_session_that_never_started_queues_within_bounds(caplog: pytest.LogCaptureFixture) -> None:
     session = MqttSession("mqtt://localhost:1", "cam", on_message=print)
     for _ in range(10_001):
