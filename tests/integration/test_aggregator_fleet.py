@@ -86,6 +86,14 @@ def test_what_the_broker_has_against_the_aggregator_is_in_health_and_status(flee
     assert events(fleet, "broker refuses")[1]["reason"] == "Server unavailable"
 
 
+def test_an_aggregator_lets_go_of_what_all_were_sent_once_the_run_is_finished(fleet: TinyFleet):
+    fleet.run()
+    courier = fleet.service._parts.courier
+    assert [*courier._open] == [EVERYBODY], "nothing takes the last one's place"
+    fleet.service.stop()
+    assert not courier._open
+
+
 def test_an_unchanged_sub_generator_never_travels_down(fleet: TinyFleet):
     fleet.run()
     for client_id, client in fleet.clients.items():

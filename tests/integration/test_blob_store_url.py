@@ -412,6 +412,39 @@ def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("way", ["let go", "replaced", "abandoned"])
+def test_a_bundle_that_is_being_put_while_nobody_wants_it_any_more_does_not_stay_in_the_store(
+    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    ours, gate, dropped = folder(), threading.Event(), threading.Event()
+    put, drop = ClaimStore.put, ClaimStore._remove
+
+    def slowly(self: ClaimStore, transfer_id: str, blocks: Iterable[bytes]) -> object:
+        def late() -> Iterator[bytes]:
+            yield from blocks
+            gate.wait(60)
+
+        return put(self, transfer_id, late())
+
+    def removed(self: ClaimStore, transfer_id: str) -> None:
+        drop(self, transfer_id)
+        dropped.set()
+
+    monkeypatch.setattr(ClaimStore, "put", slowly)
+    monkeypatch.setattr(ClaimStore, "_remove", removed)
+    pair = Pair(tmp_path, ours, folder())
+    pair.aggregator.offer("cam-1", os.urandom(BLOB_BYTES))
+    if way == "let go":
+        pair.aggregator.courier.forget("cam-1")
+    elif way == "replaced":
+        pair.aggregator.offer("cam-1", b"small", version=2)
+    else:
+        pair.aggregator.courier._fail("cam-1", OSError("no space left"))
+    gate.set()
+    assert dropped.wait(60)
+    assert list((tmp_path / "store" / FLEET).iterdir()) == []
+
+
 HANGS = """
 import threading
 from pathlib import Path

@@ -146,7 +146,7 @@ class FleetCourier:
             for_good: of this peer nothing is kept; else what arrived stays for later offers.
         """
         for link in [peer] if peer is not None else list(self._open):
-            self._open.pop(link, None)
+            self.withdraw(link)
         self._incoming.forget(peer, for_good=for_good)
 
     def withdraw(self, peer: str) -> None:
@@ -372,8 +372,13 @@ class FleetCourier:
         return True
 
     def _unstore(self, current: _Outgoing) -> None:
-        if self._claims is not None and current.offer.stored:
-            self._claims.drop(current.offer.transfer_id)
+        claims, transfer_id = self._claims, current.offer.transfer_id
+        if claims is None or not current.offer.stored:
+            return
+        if current.storing is None:
+            claims.drop(transfer_id)
+        else:  # what is still being put there would come after its removal
+            current.storing.add_done_callback(lambda _: claims.drop(transfer_id))
 
     def _answer(self, peer: str, message: Message) -> None:
         """Send on the control topic of the link to ``peer``; a client answers shared offers on its own."""
@@ -395,6 +400,7 @@ class FleetCourier:
 
     def _fail(self, peer: str, error: Exception) -> list[Event]:
         current = self._open.pop(peer)
+        self._unstore(current)
         log.warning("transfer abandoned peer=%s transfer=%s error=%s", peer, current.offer.transfer_id, error)
         return [Failed(peer, current.offer.transfer_id, error)]
 
