@@ -7,6 +7,7 @@ is written a few times; ``more of these`` says how often it happened besides.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,7 +130,8 @@ class Journal:
             if self._size + len(line) > self._max_bytes and self._size:
                 self._file.close()
                 path = self._folder / JOURNAL
-                path.replace(rotated(path))
+                with contextlib.suppress(FileNotFoundError):  # somebody took it away
+                    path.replace(rotated(path))
                 self._open()
             written = self._file.write(line) or 0
             self._torn, self._size = written != len(line), self._size + written

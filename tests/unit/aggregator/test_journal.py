@@ -64,6 +64,17 @@ def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
     assert kinds(tmp_path)[-1] == "after a restart"
 
 
+def test_a_file_that_somebody_took_away_costs_what_would_have_filled_it_and_no_more(tmp_path: Path):
+    with Journal(tmp_path, max_bytes=1000) as journal:
+        journal.add("round opened", round=0)
+        (tmp_path / JOURNAL).unlink()
+        for number in range(1, 40):
+            journal.add("round opened", round=number)
+    rounds = [event["round"] for event in read_journal(tmp_path)]
+    assert rounds == list(range(rounds[0], 40))
+    assert len(rounds) > 15
+
+
 def test_what_clients_cause_at_will_is_written_a_few_times_and_then_counted(tmp_path: Path):
     now = 0.0
     with Journal(tmp_path, wall_clock=lambda: now) as journal:
