@@ -204,7 +204,11 @@ class Disk:
             self.takes(error)
             return False
         problem, self.problem = self.problem, ""
-        self._work_off()
+        try:
+            self._work_off()
+        except Exception:  # of other things than the disk: the rest waits for the next try
+            self.problem = problem
+            raise
         if self.problem:
             return False
         self._look_at = now + LOOK_EVERY_S  # one that takes what is tried, and fails of more, is tried ever less often

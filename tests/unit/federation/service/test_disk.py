@@ -146,6 +146,23 @@ def test_an_error_that_is_not_the_disks_is_raised_and_not_tried_again(watched: W
     assert watched.disk.problem == ""
 
 
+def test_work_that_fails_of_something_else_after_a_full_disk_keeps_nothing_behind_it_waiting(watched: Watched):
+    done: list[int] = []
+
+    def first(now: float) -> None:
+        raise FULL if watched.room != PLENTY else ZeroDivisionError
+
+    watched.room = Room(0, 20 << 30)
+    watched.disk.do(first)
+    watched.disk.do(lambda now: done.append(2))
+    watched.room = PLENTY
+    with pytest.raises(ZeroDivisionError):
+        watched.settle(0.0, 10.0)
+    assert watched.settle(10.0, 20.0) is not None, "it is said once that the disk takes everything again"
+    watched.disk.do(lambda now: done.append(3))
+    assert (done, watched.disk.settled, watched.disk.problem) == ([2, 3], True, "")
+
+
 def test_what_was_not_enough_once_is_not_enough_the_second_time(watched: Watched):
     """Else a round would be trained again and again on a disk that is always a little too small."""
     watched.room = Room(30 << 20, 1 << 30)
