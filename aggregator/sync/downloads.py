@@ -299,7 +299,11 @@ class DownloadDesk:
         )
         packs = all(self._packs(client) for client in live)
         bases = frozenset.intersection(*map(frozenset, held)) if packs else None
-        self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now, bases=bases)
+        try:
+            self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now, bases=bases)
+        except (KeyError, ArtefactRejected, MalformedMessage) as error:  # an own offer mends what is damaged here
+            _log.warning("shared download not sent", reason=repr(error), next="each client is sent its own")
+            return frozenset()
         return missing
 
     def _shared_concluded(self, event: Concluded) -> None:

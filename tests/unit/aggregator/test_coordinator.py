@@ -28,7 +28,7 @@ from replayfleet.aggregator.rounds.machine import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.aggregator.sync.downloads import MAX_PREPARING
 from replayfleet.aggregator.sync.finish import GRACE_S
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.disk import Disk, Room, disk_errno
 from replayfleet.federation.wire.protocol.facts import encode_facts
@@ -332,6 +332,27 @@ def test_what_all_clients_share_travels_once_and_only_what_a_client_lacks_is_off
         ("a", ()),
         ("b", (OWN.digest,)),
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("aa"), MalformedMessage("too large"), ArtefactRejected(Reason.WRONG_DIGEST, "damaged")], ids=repr
+)
+def test_where_what_all_share_cant_be_sent_to_all_each_is_sent_its_own(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    send = desk.courier.send
+
+    def to_one(peer: str, *rest: Any, **options: Any) -> None:
+        if peer == EVERYBODY:
+            raise error
+        send(peer, *rest, **options)
+
+    monkeypatch.setattr(desk.courier, "send", to_one)
+    desk.online("a", "b")
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    digests = (COMMON.digest, OWN.digest)
+    assert [(peer, sent) for peer, _, sent in desk.courier.sent[2:]] == [("a", digests), ("b", digests)]
 
 
 def test_a_client_that_comes_back_is_offered_the_same_download_again(desk: Desk) -> None:
