@@ -124,9 +124,10 @@ class DownloadDesk:
         work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, state, wishes, left_out)
 
         def failed(error: Exception, now: float) -> None:
-            self._preparing.discard(client_id)  # the client's next sign of life tries again
+            self._preparing.discard(client_id)
             if not parts.disk.takes(error):
                 parts.metrics.errors.inc()
+                self._offer_later(client_id, now)
             parts.journal.add("download failed", client=client_id, round=self._rounds.index, detail=str(error))
 
         parts.jobs.submit(work, self._prepared, failed)

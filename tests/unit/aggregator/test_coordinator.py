@@ -362,6 +362,19 @@ def test_a_client_that_comes_back_is_offered_the_same_download_again(desk: Desk)
     assert desk.offered() == [("a", 0, 1), ("a", 0, 1)]
 
 
+def test_a_download_that_cant_be_made_is_tried_again_while_its_client_waits(desk: Desk) -> None:
+    desk.aggregation.fails = True
+    desk.online("a")
+    for now in (3.0, 6.0):
+        desk.coordinator.tick(now)
+        desk.jobs.run(now)
+    assert (desk.offered(), desk.journal.lines.count("download failed")) == ([], 3)
+    desk.aggregation.fails = False
+    desk.coordinator.tick(9.0)
+    desk.jobs.run(9.0)
+    assert desk.offered() == [("a", 0, 1)]
+
+
 def test_a_download_that_cant_be_made_is_tried_again_at_the_next_sign_of_life(desk: Desk) -> None:
     desk.aggregation.fails = True
     desk.online("a")
