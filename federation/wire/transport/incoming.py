@@ -288,10 +288,9 @@ class Incoming:
         fetching, receiving = current.fetching, current.receiving
         if fetching is None or (not fetching.done() and now < current.fetched_by):
             return []
-        current.fetching = None
         if not current.unpacked and not receiving.complete:
             current.bytes_on_wire += receiving.take_over(_claimed(receiving), now)
-        _claimed(receiving).unlink(missing_ok=True)
+        _let_fetch_go(current)
         if receiving.complete:
             return self._settle(peer, current, now)
         if fetching.done() and not fetching.cancelled() and fetching.exception() is None:
@@ -395,10 +394,9 @@ class Incoming:
             return self._fail(peer, offer, error, Reason.BUSY)
 
     def _fail(self, peer: str, offer: Offer | None, error: Exception, reason: Reason) -> list[Event]:
-        current = self._open.pop(peer, None)
-        if current is not None:
-            offer = current.offer
-            current.receiving.discard()
+        if peer in self._open:
+            offer = self._open[peer].offer
+            self._drop(peer)
         if offer is None:
             return []
         log.warning("transfer failed peer=%s transfer=%s error=%s", peer, offer.transfer_id, error)
@@ -425,10 +423,9 @@ class Incoming:
         loser = max(idle, key=lambda peer: idle[peer], default=None)
         if loser is None or idle[loser] < IDLE_S:
             return []
-        current = self._open.pop(loser)
-        current.receiving.close()
+        offer = self._open[loser].offer
+        self._drop(loser, keep_part=True)
         error = TimeoutError(f"no new block for {idle[loser]:.0f} s while others wait; what arrived is kept")
-        offer = current.offer
         self._answer(loser, self._verdict(offer.transfer_id, offer.manifest, False, Reason.BUSY.value, str(error)))
         return [Failed(loser, offer.transfer_id, error)]
 
@@ -477,7 +474,7 @@ def _file_stem(peer: str) -> str:
 
 
 def _let_fetch_go(current: _Incoming) -> None:
-    """Have what is being fetched removed as soon as it is there, for nobody will take it over."""
+    """Have what is being fetched removed as soon as it is there, for nobody will take it over any more."""
     target, fetching = _claimed(current.receiving), current.fetching
     if fetching is not None:
         current.fetching = None

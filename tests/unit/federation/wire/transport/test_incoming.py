@@ -13,9 +13,11 @@ import pytest
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.wire.protocol.messages import Block, Message, Offer, Progress, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import FETCH_S
 from replayfleet.federation.wire.transport.courier import BLOCK_BYTES
 from replayfleet.federation.wire.transport.incoming import IDLE_S, Incoming, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
+from replayfleet.federation.wire.transport.receiving import MAX_BAD_BLOCKS
 from tests.support.offers import blob, blocks_of, digest_of, offer_of
 
 DATA, OTHER = blob(1, 2500), blob(2, 900)
@@ -244,6 +246,26 @@ def test_bundles_that_are_replaced_while_they_are_fetched_leave_nothing_and_come
     for offer in offers[1:]:
         end.incoming.on_offer("cam-1", offer, 1.0)
     ((fetch, target),) = claims.begun
+    target.write_bytes(DATA)
+    fetch.set_result(None)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("ended", ["its place went to another", "it took too long", "its blocks lied"])
+def test_what_is_fetched_for_a_transfer_that_has_ended_leaves_nothing(tmp_path: Path, ended: str) -> None:
+    claims = Claims()
+    end = End(tmp_path, claims=claims)
+    offer = msgspec.structs.replace(offer_of(DATA), stored=True)
+    end.incoming.accept("slow-1", offer, 0.0)
+    if ended == "its place went to another":
+        for peer in ("slow-2", "cam-1"):
+            end.incoming.accept(peer, offer, IDLE_S)
+    elif ended == "it took too long":
+        end.incoming.tick(FETCH_S)
+    else:
+        for _ in range(MAX_BAD_BLOCKS + 1):
+            end.incoming.on_block("slow-1", Block(offer.transfer_id, 0, b"x"), 0.0)
+    fetch, target = claims.begun[0]
     target.write_bytes(DATA)
     fetch.set_result(None)
     assert not target.exists()
