@@ -101,16 +101,21 @@ class FleetTrust:
                 self._keep_heard()
         return True
 
-    def learn(self, roots: Sequence[bytes]) -> None:
-        """Take newer roots, if the one that is trusted leads to them."""
+    def learn(self, roots: Sequence[bytes]) -> bool:
+        """Take newer roots, if the one that is trusted leads to them; False if the disk takes none: ask again."""
         if tuple(roots) == self._roots:
-            return
-        self._roots = tuple(roots)
+            return True
         named = _named(roots)
         if self._has_next(named):  # strangers may announce roots of theirs, and each look at them would be written down
-            with contextlib.suppress(OSError, RepositoryError, DownloadError):
-                self._updater(named).refresh()  # it ends where the timestamp is missing; roots are kept before
-            self._load()
+            try:
+                with contextlib.suppress(RepositoryError, DownloadError):
+                    self._updater(named).refresh()  # it ends where the timestamp is missing; roots are kept before
+            except OSError:
+                return False
+            finally:
+                self._load()
+        self._roots = tuple(roots)
+        return True
 
     def check(self, manifest: Manifest) -> None:
         """Decide whether a download may be received.
@@ -154,7 +159,8 @@ class FleetTrust:
             self._adopt(roots[-1], sealed.key)
         else:
             self._roots = ()
-            self.learn(roots)
+            if not self.learn(roots):
+                return
         if sealed.key not in self._keys:
             self._refused[sealed.key] = None
             if len(self._refused) > MAX_REFUSED:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tuf.ngclient import Updater
 
 from replayfleet.aggregator.trust import release
 from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, are_newer, rotate_key
@@ -249,6 +250,24 @@ def test_a_rotated_key_is_followed_and_the_former_one_counts_for_nothing(
     device.refuses(stolen.release(2))
     device.restart()
     device.trust.check(aggregator.release(2))
+
+
+def test_a_rotated_key_is_followed_once_the_disk_takes_its_root(
+    aggregator: Aggregator, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused until the device's next start."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    rotate_key(aggregator.keys)
+    aggregator.begin()
+    with monkeypatch.context() as disk:
+        disk.setattr(Updater, "_persist_root", full)
+        for now in (0.0, ALIVE_S):
+            with pytest.raises(MalformedMessage, match="root doesn't name"):
+                device.hears(aggregator.announcement(), now=now)
+    assert device.hears(aggregator.announcement(), now=ALIVE_S)
 
 
 def test_after_a_thief_ran_ahead_a_rotated_key_brings_the_fleet_back(aggregator: Aggregator, device: Device) -> None:
