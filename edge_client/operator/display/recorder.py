@@ -121,9 +121,11 @@ class Recorder:
             self._thread.join(timeout=30)
 
     def _run(self) -> None:
+        closing = False
         try:
             while (shown := self._waiting.get()) is not None:
                 self._take(shown)
+            closing = True
             for camera in sorted(self._first):
                 self._begin(camera)
         except Exception as error:  # root of a thread: what comes is taken until somebody closes
@@ -131,7 +133,7 @@ class Recorder:
                 log.error("film stopped", path=self._path, reason=error)
             else:
                 log.exception("film stopped", path=self._path)
-            while (shown := self._waiting.get()) is not None:
+            while not closing and (shown := self._waiting.get()) is not None:
                 self._left_out[shown.picture.camera] += 1
         finally:
             for camera, film in sorted(self._films.items()):

@@ -185,6 +185,22 @@ def test_a_film_ends_where_the_disk_is_full_and_says_so(
     assert recorder.num_left_out == 2  # the one that didn't fit is in the log
 
 
+def test_a_film_that_cannot_begin_at_the_end_leaves_the_others_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a camera that gave a few pictures only: closing waited half a minute, and the other films weren't ended."""
+    room = iter([1 << 40] * 8)
+    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(room, 0)))
+    recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND, num_cameras=2)
+    for frame_id in range(8):
+        recorder.watch(shown(frame_id))
+    recorder.watch(seen_by("rear", 0))
+    recorder.close()
+    assert not recorder._thread.is_alive()
+    assert "film stopped" in caplog.text
+    assert film(tmp_path / "out-front.webm")[0] == 8
+
+
 def test_large_pictures_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MAX_WAITING_BYTES", 3 * shown().picture.pixels.nbytes)
     drawing, drawn_first = threading.Event(), threading.Event()
