@@ -254,7 +254,7 @@ class Client:
             case Offered() if self._agreed is None:
                 self._waiting[event.peer] = event  # the announcement takes another connection, and will come
             case Offered():
-                self._warm_up_for(event)
+                self._warm_up_for(event, now)
                 return self._downloads.offered(event, now)
             case Arrived() if self._agreed is not None:
                 self._downloads.arrived(event, self._agreed)
@@ -269,13 +269,13 @@ class Client:
                 log.debug("message ignored", kind=type(event).__name__)
         return []
 
-    def _warm_up_for(self, event: Offered) -> None:
+    def _warm_up_for(self, event: Offered, now: float) -> None:
         """Let the training process import torch while the models of the round that it will train are on their way."""
         word, manifest = self._following.word, event.offer.manifest
         fresh = self._trained < Place(manifest.epoch, manifest.round)
         opens = word is not None and word.state == "open" and not word.paused
         if word is not None and opens and fresh and manifest.round == word.round and self._parts.compute.trains:
-            self._parts.training.start()
+            self._parts.training.start(now)
 
     def _announced(self, announcement: Announcement, now: float) -> list[Event]:
         """Take the aggregator's word, if it is one to follow; returns the offers that waited for it."""

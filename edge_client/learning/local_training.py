@@ -190,11 +190,17 @@ class LocalTraining:
     def pid(self) -> int | None:
         return None if self._trainer is None else self._trainer.pid
 
-    def start(self) -> None:
-        """Start the process, so that it has imported torch when the first round opens."""
-        if self._trainer is None and self._restart_at is None:
+    def start(self, now: float = 0.0) -> None:
+        """Start the process, so that it has imported torch when the first round opens; if it can't be, try again."""
+        if self._trainer is not None or self._restart_at is not None:
+            return
+        self._ready = False
+        try:
             self._trainer = self._spawn()
-            self._ready = False
+        except OSError as error:  # no memory, process or descriptor is left, which may pass
+            delay_s = self._backoff.next_s()
+            self._restart_at = now + delay_s
+            log.warning("training process can't be started", reason=error, again_in_s=delay_s)
 
     def begin(self, job: AnyJob, now: float = 0.0, deadline_at: float | None = None) -> None:
         """Train a round, or choose what to serve after it.
@@ -216,7 +222,7 @@ class LocalTraining:
         if self._ended_at is not None:
             apart_s = now - self._ended_at
             self._patience_s = max(IDLE_S, 2 * apart_s) if apart_s <= SOON_S else IDLE_S
-        self.start()
+        self.start(now)
         if self._ready:
             self._submit(now)
 
@@ -253,8 +259,8 @@ class LocalTraining:
             give_memory_back()  # what our own half of the round took; now it may be long until the next
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
-            self.num_restarts += 1
-            self.start()
+            self.start(now)
+            self.num_restarts += self._trainer is not None
 
     def pause(self, *, paused: bool) -> None:
         """Let the process stand still, or go on; one without a job always goes on."""

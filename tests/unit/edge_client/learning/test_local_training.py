@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import queue
 import sys
@@ -124,6 +125,31 @@ def test_a_process_that_dies_is_replaced_after_its_back_off_and_gets_the_job_aga
     training.handle(TrainerReady(), 13.0)
     assert spawn.last.jobs == [job(3)]
     assert training.handle(TrainDone(3), 14.0) == TrainDone(3)
+    assert training.num_restarts == 1
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_process_that_cannot_be_started_is_tried_again(ahead: bool) -> None:
+    """Its round was in work for good, and so was training."""
+    failing, spawn = [False, True, True], Spawner()
+
+    def spawn_or_fail() -> FakeTrainer:
+        if failing.pop():
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return spawn()
+
+    training = LocalTraining(spawn_or_fail, Backoff(2.0, 60.0))
+    if ahead:
+        training.start(10.0)
+    training.begin(job(3), 10.0)
+    training.tick(11.9)
+    assert len(failing) == 2
+    training.tick(12.0)
+    training.tick(15.9)
+    assert spawn.trainers == []
+    training.tick(16.0)
+    training.handle(TrainerReady(), 17.0)
+    assert spawn.last.jobs == [job(3)]
     assert training.num_restarts == 1
 
 
