@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def read_pairs(
 def _entries(text: str) -> list[str]:
     """Return what commas separate, or the lines of the file of that name."""
     parts = text.split(",")
-    if Path(text).is_file():
-        parts = read_file(Path(text)).decode(errors="replace").splitlines()
+    with contextlib.suppress(OSError):  # as a path it is too long, or leads where we may not look
+        if Path(text).is_file():
+            parts = read_file(Path(text)).decode(errors="replace").splitlines()
     return [part.strip() for part in parts if part.strip()]

@@ -40,9 +40,10 @@ def operator_key(text: str) -> bytes:
         SettingsError: They don't.
     """
     words = text
-    if len(text) != 64 and Path(text).is_file():
-        with contextlib.suppress(OSError, UnicodeDecodeError), Path(text).open(encoding="ascii") as file:
-            words = file.read(LONGEST_KEY_FILE).strip()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if len(text) != 64 and Path(text).is_file():
+            with Path(text).open(encoding="ascii") as file:
+                words = file.read(LONGEST_KEY_FILE).strip()
     try:
         key = bytes.fromhex(words)
     except ValueError:

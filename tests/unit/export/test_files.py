@@ -44,6 +44,8 @@ def test_class_names_come_from_a_list_or_a_file(tmp_path: Path):
     path = tmp_path / "classes.txt"
     path.write_text("cat\n\ntraffic light\n")
     assert read_class_names(str(path)) == ("cat", "traffic light")
+    many = [f"class {index}" for index in range(100)]  # longer than a path may be
+    assert read_class_names(",".join(many)) == tuple(many)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("cat", "gives 1 names"), ("a,b,a", "'a' is there more than once")])
