@@ -97,12 +97,20 @@ class BoxLessons:
         boxes = next((found for labeller in self._labellers if (found := labeller.boxes(shown)) is not None), None)
         if boxes is None:
             return None
+        boxes = _within(boxes, shown.picture.size)
         label = box_labels(boxes.corners, boxes.class_ids, shown.picture.size, self._max_boxes)
         samples = Samples(shown.inputs.images, label[None])
         num_left_out = max(0, len(boxes) - self._max_boxes)
         if shown.prediction is None:
             return Lesson(samples, 0, 0, num_left_out)
         return Lesson(samples, num_found(boxes, shown.prediction.answers), len(boxes), num_left_out)
+
+
+def _within(boxes: Boxes, size: tuple[int, int]) -> Boxes:
+    """Return what of the boxes lies in a picture of (width, height), as a detector answers."""
+    corners = boxes.corners.clip(0, np.array([*size, *size], np.float32))
+    kept = (corners[:, :2] < corners[:, 2:]).all(axis=1)
+    return Boxes(corners[kept], boxes.class_ids[kept])
 
 
 def num_found(boxes: Boxes, answers: Answers) -> int:

@@ -111,6 +111,20 @@ def test_what_a_model_found_counts_as_stream_accuracy() -> None:
     assert (lesson.num_right, lesson.num_answered) == (1, 2)
 
 
+def test_of_a_box_at_the_edge_what_lies_in_the_picture_is_to_be_found() -> None:
+    """Annotations may reach past the edge, or lie outside; answers don't, so such boxes were never found."""
+    one = picture(boxes((-96, 0, 96, 64), (60, 60, 192, 400), (200, 0, 300, 50), class_ids=(1, 0, 0)))
+    inputs = Detector(TASK).inputs(one)
+    cut = boxes((0, 0, 96, 64), (60, 60, 192, 128), class_ids=(0, 1))
+    answers = Answers(cut.class_ids, np.ones(2, np.float32), cut.corners)
+    lesson = BoxLessons([AnnotatedLabels(NAMES, TASK.class_names)], 2).lesson(
+        Shown(one, inputs, Prediction("front", 0, answers, 1, 0.0, 0.1))
+    )
+    assert lesson is not None
+    assert (lesson.num_right, lesson.num_answered, lesson.num_left_out) == (2, 2, 0)
+    assert lesson.samples.labels[0, :, 0].tolist() == [1.0, 0.0]  # the largest first
+
+
 def test_a_teacher_detector_labels_only_what_it_is_sure_of() -> None:
     one = picture(None)
     shown = Shown(one, Detector(TASK).inputs(one), None)
