@@ -92,11 +92,12 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
     from replayfleet.federation.service.fleet.task import task_of
+    from replayfleet.federation.wire.protocol.messages import spoken
     from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
     if not (data_dir / BLOBS).is_dir():
         raise SettingsError(f"data dir {data_dir}: no client has run there")
-    held = StateStore(data_dir).held()
+    held = StateStore(data_dir, read_only=True).held()
     if held is None or held.manifest.serving is None:
         raise SettingsError(f"data dir {data_dir}: nothing is served there yet")
     served = held.served
@@ -110,7 +111,9 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
         parameters.write_bytes(blobs.read(digests[serving.parameters]))
     except (KeyError, ArtefactRejected) as error:
         raise SettingsError(f"data dir {data_dir}: the served model can't be read ({error})") from error
-    return _with_torch(f"version {held.manifest.version} of {data_dir}", graph, parameters, task_of(held.spec), folder)
+    return _with_torch(
+        f"version {spoken(held.manifest.version)} of {data_dir}", graph, parameters, task_of(held.spec), folder
+    )
 
 
 def of_our_own(folder: Path) -> Subject:

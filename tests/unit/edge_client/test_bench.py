@@ -157,6 +157,20 @@ def test_files_that_are_no_models_are_refused_by_name(tmp_path: Path, ours: Subj
         from_data_dir(tmp_path, tmp_path)
 
 
+def test_looking_at_what_a_client_serves_leaves_its_data_dir_as_it_is(tmp_path: Path):
+    """A record that couldn't be read was removed, under a client that perhaps runs."""
+    (tmp_path / "blobs").mkdir()
+    with pytest.raises(SettingsError, match="nothing is served there yet"):
+        from_data_dir(tmp_path, tmp_path)
+    assert not (tmp_path / "state").exists()
+    record = tmp_path / "state" / "held"
+    record.parent.mkdir()
+    record.write_bytes(b"of a later version")
+    with pytest.raises(SettingsError, match="held is damaged"):
+        from_data_dir(tmp_path, tmp_path)
+    assert record.read_bytes() == b"of a later version"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
