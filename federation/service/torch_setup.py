@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator
+from typing import Any
 
 
 def let_idle_threads_sleep() -> None:
@@ -38,7 +39,8 @@ def torch_as_it_comes() -> Iterator[None]:
     """Compute in a program of others as in a process of our own, whatever it set in PyTorch; that stays as it was."""
     import torch
 
-    threads, dtype, matmul = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.matmul
+    mkldnn: Any = torch.backends.mkldnn  # its stubs lack ``matmul``
+    threads, dtype, matmul = torch.get_num_threads(), torch.get_default_dtype(), mkldnn.matmul
     precision = matmul.fp32_precision
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):
