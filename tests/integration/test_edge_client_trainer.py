@@ -143,6 +143,17 @@ def test_samples_of_a_round_that_is_trained_again_are_counted_once(tmp_path: Pat
     assert decode_facts(committed(tmp_path).upload_facts)["seen"] == met
 
 
+def test_a_mixture_has_the_samples_of_a_round_that_is_trained_again_once(tmp_path: Path) -> None:
+    agreed = spec("pfedgrp", sub_generator="pca-mixture", gate=False)
+    for index in (0, 1, 0, 1):
+        run_job(job(tmp_path, agreed, index))
+    made, method = committed(tmp_path), method_of(agreed)
+    upload = method.Upload.unpack(decode_artefacts(made.upload, made.upload_facts, DiskBlobStore(tmp_path / BLOBS)))
+    method.check_upload(upload)  # an aggregator refuses a mixture of more images than its client says it has seen
+    for class_id, mixture in upload.sub_generators.items():
+        assert abs(int(mixture["num_samples"].sum()) - upload.seen[class_id]) <= len(mixture["num_samples"])
+
+
 def test_a_buffer_keeps_the_samples_of_a_round_that_is_trained_again_once(tmp_path: Path) -> None:
     for method in ("fedgp", "ideal"):
         for index in (0, 1, 0, 1):

@@ -8,7 +8,7 @@ Axes: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -100,6 +100,18 @@ class Memory(packing.Record):
         """Return ``seen`` with a round's samples counted in."""
         now = data.counts()
         return {c: self.seen.get(c, 0) + now.get(c, 0) for c in sorted(self.seen.keys() | now.keys())}
+
+    def to_meet_again(self, class_ids: Collection[int]) -> Memory:
+        """Return the memory whose mixtures of these classes count about as many images as ``seen`` still has of them.
+
+        Moments can't forget an image; learned again without this, each would count twice. What they cost stays.
+        """
+        fewer = {
+            c: replace(own, generator=counted_as(own.generator, self.seen.get(c, 0)))
+            for c, own in self.sub_generators.items()
+            if c in class_ids and "num_samples" in own.generator
+        }
+        return replace(self, sub_generators={**self.sub_generators, **fewer})
 
     def after(self, data: RoundData, updated: Mapping[int, SubGenerator]) -> Memory:
         """Return the memory after a round that trained ``updated``."""
