@@ -196,7 +196,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         models = [clients[client_id].task_parameters for client_id in mixed_ids]
         average, trusted, even_weights = self._average(models, [clients[one].num_missed for one in mixed_ids])
 
-        replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
+        replayed = [c for c in mixed_ids if any(drawable(clients[c].sub_generators, clients[c].seen).values())]
 
         def replay(drawn: tuple[ClientId, torch.Generator]) -> tuple[int, Replay]:
             client_id, own_rng = drawn

@@ -164,6 +164,18 @@ def test_absent_clients_are_served_from_the_cache(first_round: tuple[Download, C
     assert sorted(mixed["a"].weights) == ["a", "b"]
 
 
+def test_who_has_seen_nothing_of_what_the_cache_draws_gets_the_average(
+    first_round: tuple[Download, ClientState, Upload],
+) -> None:
+    _, _, upload = first_round
+    counted_anew = replace(upload, seen={0: 0, 1: 0, 2: 20})
+    TINY.check_upload(counted_anew)
+    aggregated, downloads = TINY.aggregate(
+        AggregatorState(), {"a": upload, "b": counted_anew}, seeded_generator(0, 0, "x"), sampler=SAMPLER
+    )
+    assert downloads["b"].personalised is aggregated.average
+
+
 def test_the_average_may_filter_the_replay_of_the_aggregation(
     first_round: tuple[Download, ClientState, Upload],
 ) -> None:
