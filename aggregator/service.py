@@ -356,7 +356,8 @@ class AggregatorService:
         """Listen to those who are taken in, and to no one who floods."""
         presence = self._parts.presence
         for client, count in self._parts.courier.take_useless().items():
-            self.loop.inbox.blame(client, count)
+            if self.coordinator.leads:  # to one that stands by they may belong to nothing, for the leader has the offer
+                self.loop.inbox.blame(client, count)
         clients = presence.members.union(presence.newcomers)
         self.loop.inbox.set_members(clients)
         for client, for_s in self._listening.update(clients, self.loop.flooding, now).items():

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
+from support.tiny_fleet import FLEET, SEED, Crash, TinyFleet, tiny_spec
 from support.tiny_method import TinyMethod, TinyState, TinyUpload
 
 from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.aggregator.control.look import facts_of
 from replayfleet.aggregator.control.waits import fleet_waits
+from replayfleet.aggregator.coordinator import announcement
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
@@ -25,9 +26,13 @@ from replayfleet.aggregator.sync import downloads
 from replayfleet.federation.errors import NothingLearned, SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.service.loop import FLOOD
 from replayfleet.federation.service.waits import Why
+from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
-from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Block, Manifest
+from replayfleet.federation.wire.protocol.topics import topic_of
+from replayfleet.federation.wire.transport.interfaces import Received
 from tests.support.memory_broker import Faults
 
 
@@ -484,3 +489,22 @@ def test_a_run_ends_with_an_error_if_none_of_its_rounds_was_aggregated(
             fleet.service.run(threading.Event())
     finally:
         fleet.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_blocks_that_belong_to_nothing_mute_who_sends_them_unless_another_aggregator_leads(
+    tmp_path: Path, leads: bool
+) -> None:
+    fleet = TinyFleet(tmp_path, ("cam-1",), num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    if not leads:
+        ours = announcement(fleet.service._parts, fleet.rounds, fleet.now)
+        ahead = replace(ours, instance="other-0", epoch=ours.epoch + 1)
+        fleet.service.coordinator._handle([Received("*", ahead)], fleet.now)
+    assert fleet.service.coordinator.leads is leads
+    for index in range(2 * FLOOD):
+        fleet.service.loop._receive(topic_of(FLEET, "up", "cam-1"), encode(Block("1" * 32, index, b"x")))
+    began = fleet.now
+    fleet.run(until=lambda: fleet.now > began + 1)
+    assert fleet.service.health()["muted"] == (["cam-1"] if leads else []), "it would be deaf to it when it takes over"
+    fleet.close()
