@@ -195,7 +195,9 @@ class Rounds:
         if not self.rests:
             return ""
         opening, due_s = self.rules.opening, self._due_at - now
-        return opening.awaits(self.signs) if opening is not None else f"in {max(0.0, due_s):.0f} s"
+        if opening is not None and opening.left_s(self.signs) >= due_s:
+            return opening.awaits(self.signs)
+        return f"in {max(0.0, due_s):.0f} s"
 
     def open(self, now: float) -> None:
         """Begin the round that rests, whatever it waits for.

@@ -154,8 +154,9 @@ def test_an_interval_counts_from_when_a_round_was_opened_and_both_are_waited_for
     rounds.accept("a")
     rounds.decide(501)
     rounds.committed(502)
+    assert rounds.awaits(502).startswith("when 1 more labelled sample waits")
     rounds.signs = Signs(num_samples=5)
-    assert rounds.rests_s(502) == 98
+    assert (rounds.rests_s(502), rounds.awaits(502)) == (98, "in 98 s"), "the interval is all that it waits for"
     assert rounds.rests_s(700) == 1, "due and not begun, as on a full disk: no operator paused it"
     assert [rounds.decide(now) for now in (599, 600)] == [Decision.WAIT, Decision.BEGIN]
 
