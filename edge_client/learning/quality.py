@@ -16,9 +16,10 @@ _PICTURE_BATCH = 8
 
 
 def quality(model: Model, samples: Samples, task: AnyTaskSpec) -> dict[str, float]:
-    """Return ``accuracy``: the share of samples classified rightly; of a detector ``boxes_found``: of its boxes."""
+    """Return ``accuracy``: the share of samples classified rightly; of a detector ``boxes_found``: of boxes, if any."""
     if isinstance(task, DetectionSpec):
-        return {"boxes_found": boxes_found(model, samples, task)}
+        has_boxes = (samples.labels[:, :, 0] >= 0).any()
+        return {"boxes_found": boxes_found(model, samples, task)} if has_boxes else {}
     return {"accuracy": accuracy(model, samples)}
 
 

@@ -99,6 +99,12 @@ def test_the_share_of_boxes_found_is_a_detectors_quality() -> None:
     assert quality(lambda images: outputs_with((0, 1), 0), samples, TASK) == {"boxes_found": 0.0}
 
 
+def test_of_pictures_without_a_box_no_share_is_found() -> None:
+    """It was 0, which looks like a model that finds nothing."""
+    samples = Samples(np.zeros((1, 3, 64, 96), np.float32), np.full((1, 4, 5), -1.0, np.float32))
+    assert quality(lambda images: outputs_with((0, 1), 1), samples, TASK) == {}
+
+
 def test_what_a_model_found_counts_as_stream_accuracy() -> None:
     one = picture(boxes((72, 16, 120, 48), (0, 0, 20, 20), class_ids=(0, 0)))
     view = Detector(TASK)
