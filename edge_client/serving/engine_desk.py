@@ -92,8 +92,11 @@ class EngineDesk:
         self._thread.join(timeout=10)
 
     def _work(self) -> None:
-        for line in self._cache.clean():
-            log.info("engine deleted", engine=line)
+        try:
+            for line in self._cache.clean():
+                log.info("engine deleted", engine=line)
+        except OSError as error:  # of a read-only disk: what is there may serve all the same
+            log.warning("engines not cleaned up", reason=error)
         while (served := self._next()) is not None:
             if self._failures >= GIVE_UP_AFTER:
                 continue

@@ -101,7 +101,8 @@ class EngineCache:
         if self._unusable(entry):
             self._delete(entry)
             return None
-        os.utime(entry / _RECORD)  # used now
+        with contextlib.suppress(OSError):  # of a read-only disk
+            os.utime(entry / _RECORD)  # used now
         return entry / "engine"
 
     @contextmanager

@@ -5,6 +5,7 @@ Builds are real child processes, with engines of paper in place of TensorRT's; t
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from replayfleet.edge_client.serving.engine_desk import GIVE_UP_AFTER, EngineDesk
 from replayfleet.edge_client.serving.model import WorkerModel, Workers
 from replayfleet.edge_client.serving.slot import ServedModel
+from replayfleet.export.engines import cache
 from replayfleet.export.engines.build import EngineBuild
 from replayfleet.export.engines.cache import EngineCache
 from replayfleet.export.engines.maker import EngineFailed, artefact_digest
@@ -140,6 +142,25 @@ def test_after_a_restart_the_engine_comes_from_the_cache(bench: Bench):
     again = bench.desk(new_build=lambda: Refuses("nothing should be built"))
     again.want(served(bench.folder, 1))
     wait_for(lambda: len(bench.slot.upgrades) == 2)
+
+
+def test_on_a_disk_that_takes_nothing_the_engine_that_is_there_serves(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """The desk's thread ended as it couldn't delete what is of no use, and nothing ever got an engine."""
+    first = bench.desk()
+    first.want(served(bench.folder, 1))
+    wait_for(lambda: bench.slot.upgrades)
+    first.stop()
+    (bench.folder / "engines" / "of no use").mkdir()
+
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    monkeypatch.setattr(cache.os, "utime", read_only)
+    again = bench.desk(new_build=lambda: Refuses("nothing should be built"))
+    again.want(served(bench.folder, 1))
+    wait_for(lambda: len(bench.slot.upgrades) == 2 or again.state or not again._thread.is_alive())
+    assert len(bench.slot.upgrades) == 2
 
 
 def test_a_newer_model_stops_the_build_of_an_older_one(bench: Bench):
