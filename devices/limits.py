@@ -120,7 +120,8 @@ class Sensors:
                 for kind in folder.glob("trip_point_*_type")
                 if _text(kind) == "passive"
             ]
-            zones[name or folder.name] = (milli / 1000, min((t / 1000 for t in trips if t and t > 0), default=None))
+            own = f"{name} {folder.name}" if name in zones else name or folder.name  # several may be called alike
+            zones[own] = (milli / 1000, min((t / 1000 for t in trips if t and t > 0), default=None))
         return zones
 
     def _power_w(self) -> float | None:

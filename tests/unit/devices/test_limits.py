@@ -52,6 +52,16 @@ def test_the_zone_nearest_to_its_own_passive_trip_counts(tmp_path: Path) -> None
     assert found.over_c == pytest.approx(3.0)
 
 
+def test_of_zones_with_one_name_none_hides_another(tmp_path: Path) -> None:
+    """PCs have several called acpitz; the last one was read alone."""
+    zone(tmp_path, 0, "acpitz", 90.0, passive=80.0)
+    zone(tmp_path, 1, "acpitz", 27.8, passive=119.0)
+    found = Sensors(TrainingAllowance(), tmp_path).read()
+    assert (found.zone, found.temperature_c, found.over_c) == ("acpitz", 90.0, pytest.approx(15.0))
+    zone(tmp_path, 2, "acpitz", 96.0, passive=80.0)
+    assert Sensors(TrainingAllowance(), tmp_path).read().zone == "acpitz thermal_zone2"
+
+
 def test_a_limit_of_the_operators_holds_for_zones_without_one_and_below_theirs(tmp_path: Path) -> None:
     zone(tmp_path, 0, "cpu-thermal", 80.0, passive=99.0)
     zone(tmp_path, 1, "acpitz", 60.0)
