@@ -210,8 +210,8 @@ class FleetTrust:
                 with contextlib.suppress(DownloadError):  # newer roots are here, the rest isn't
                     self._updater({}).refresh()
             self._keys = _online_keys(Metadata[Root].from_bytes(self._newest()))
-        except (OSError, RepositoryError, DownloadError):
-            self._keys = {} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given))
+        except (OSError, RepositoryError, DownloadError):  # who was trusted still is
+            self._keys = before or ({} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given)))
         if self._keys == before:
             return  # and the time that was heard of them counts
         heard = self._read_heard()

@@ -270,6 +270,30 @@ def test_a_rotated_key_is_followed_once_the_disk_takes_its_root(
     assert device.hears(aggregator.announcement(), now=ALIVE_S)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_while_the_root_cannot_be_read_nobody_else_is_trusted(
+    given: bool, aggregator: Aggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who announced themselves next were trusted at first sight; with a root that was given, rotated keys were not."""
+    device = Device(tmp_path / "device", anchor(aggregator.keys) if given else None)
+    rotate_key(aggregator.keys)
+    aggregator.begin()
+    assert device.hears(aggregator.announcement())
+
+    def unreadable(*_: Any) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    foreign = Aggregator(tmp_path / "foreign")
+    with monkeypatch.context() as disk:
+        disk.setattr(FleetTrust, "_newest", unreadable)
+        disk.setattr(Updater, "_persist_root", unreadable)
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(foreign.announcement())
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(foreign.announcement())
+    assert device.hears(aggregator.announcement())
+
+
 def test_after_a_thief_ran_ahead_a_rotated_key_brings_the_fleet_back(aggregator: Aggregator, device: Device) -> None:
     thief = Aggregator(aggregator.keys)
     thief.now_us += 100 * 365 * DAY_US
