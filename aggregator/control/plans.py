@@ -202,7 +202,8 @@ class Planner:
             for client, standing in self._parts.store.roll.standings.items()
             if standing.is_expected and client not in there
         ]
-        without = f", without {', '.join(sorted(awaited))}, whose work of this round is lost" if awaited else ""
+        fate = "can count in a later one" if rounds.rules.late_rounds else "is lost"
+        without = f", without {', '.join(sorted(awaited))}, whose work of this round {fate}" if awaited else ""
         return Plan(f"round {rounds.index} closes with the uploads of {', '.join(there)}{without}")
 
     def _extension(self, by_s: float | None) -> Plan:

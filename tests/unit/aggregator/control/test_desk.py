@@ -479,6 +479,17 @@ def test_a_round_stays_open_for_a_year_at_most(fleet: TinyFleet) -> None:
         do(fleet, ExtendRound(30 * 86400.0))
 
 
+@pytest.mark.parametrize(("late_rounds", "fate"), [(0, "is lost"), (2, "can count in a later one")])
+def test_closing_a_round_says_what_becomes_of_the_work_that_it_waited_for(
+    tmp_path: Path, late_rounds: int, fate: str
+) -> None:
+    fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), late_rounds=late_rounds)
+    fleet.clients["cam-2"].dies_in = 0
+    fleet.run(until=lambda: fleet.rounds.accepted == ("cam-1",))
+    assert do(fleet, CloseRound()).endswith(f"without cam-2, whose work of this round {fate}")
+    fleet.close()
+
+
 def test_excluding_too_many_says_that_no_round_ends(tmp_path: Path) -> None:
     fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), min_clients=2)
     fleet.clients["cam-2"].dies_in = 0
