@@ -145,7 +145,10 @@ def test_a_store_that_connects_and_is_away_keeps_nobody_from_starting(
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://", "s3:///models", "ftp:///yard", "/yard", "nonsense://yard", "s3://user:pw@yard", "http://[bad"],
+    [
+        *("s3://", "s3:///models", "ftp:///yard", "/yard", "nonsense://yard", "s3://user:pw@yard", "http://[bad"),
+        *("file://yard/models", "file:models", "file:"),
+    ],
 )
 def test_what_is_no_place_for_bundles_is_refused_in_words(url: str) -> None:
     with pytest.raises(SettingsError, match="blob store") as refused:

@@ -63,7 +63,9 @@ def check_store(url: str) -> str:
     if parts.password is not None or (secret and not secret.isdecimal()):  # a password with a slash, or a port
         place = "AWS_SECRET_ACCESS_KEY" if scheme == "s3" else f"FSSPEC_{scheme.upper()}_PASSWORD"
         raise SettingsError(f"blob store {scheme}://...: its URL holds a password; give it in the variable {place}")
-    if not scheme or (scheme in _NAMING and not parts.netloc):
+    nameless = scheme in _NAMING and not parts.netloc
+    relative = scheme == "file" and (parts.netloc or not parts.path.startswith("/"))  # to where each program began
+    if not scheme or nameless or relative:
         raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
     if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
         raise SettingsError(f"blob store {url}: needs fsspec: pip install 'replayfleet[store]'")
