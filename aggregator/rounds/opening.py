@@ -114,5 +114,5 @@ def parse_opening(text: str) -> Opening:
         return Opening(accuracy=float(accuracy[1]) / 100)
     if not all(times):
         expected = f"{BY_HAND}, samples=N, accuracy=80 (percent), or times of day in UTC such as 02:00,14:00"
-        raise SettingsError(f"{text!r}, expected {expected}")
+        raise SettingsError(f"open_rounds is {text!r}, expected {expected}")
     return Opening(times_s=tuple(sorted({int(time[1]) * 3600 + int(time[2]) * 60 for time in times if time})))
