@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -125,8 +125,7 @@ class ControlDesk:
         known = journal.numbers("operator", "deed") if recovering and untold else set()
         for deed in untold:
             if deed.number > self._told and deed.number not in known:
-                about: dict[str, Any] = {"client": deed.client} if deed.client else {}
-                journal.add("operator", who=deed.who, verb=deed.verb, deed=deed.number, detail=deed.detail, **about)
+                journal.add("operator", **deed.event)
             self._told = max(self._told, deed.number)
         if untold:
             deeds.told(self._told)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import time
 from collections import deque
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.waits import outside
 from replayfleet.aggregator.members.command import day
 from replayfleet.devices.profiles import FP32
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.service.words import count_of, visible
 from replayfleet.federation.wire.protocol.messages import spoken
@@ -26,6 +29,7 @@ from replayfleet.federation.wire.protocol.messages import spoken
 if TYPE_CHECKING:
     from replayfleet.aggregator.control.view import MemberView
     from replayfleet.aggregator.members.table import Member
+    from replayfleet.aggregator.records.deeds import Deed
     from replayfleet.aggregator.records.roll import Standing
     from replayfleet.federation.service.waits import Wait
 
@@ -72,14 +76,15 @@ def history(  # one for each option
     viewer: str | None,
     to: str | None,
 ) -> None:
-    """Show what happened, from the journal, also while the aggregator runs.
+    """Show what happened, from the journal, also while the aggregator runs, and what operators did since it ended.
 
     With --export all its numbers go to a viewer: times and counts of each round, and what every client reported. A
     later export adds what happened since, and nothing is shown twice.
     """
     from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
+    from replayfleet.aggregator.store import DATABASE
 
-    if not (data_dir / JOURNAL).is_file():
+    if not (data_dir / JOURNAL).is_file() and not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {JOURNAL}")
     if (viewer is None) != (to is None):
         raise SettingsError("--export and --to belong together; expected for example --export tensorboard --to curves")
@@ -95,11 +100,29 @@ def history(  # one for each option
         return
     wanted = (
         event
-        for event in read_journal(data_dir)
+        for event in _happened(data_dir)
         if client in {None, event.get("client")} and not (deeds and event.get("event") != "operator")
     )
     for event in deque(wanted, maxlen=last):
         click.echo(json.dumps(event) if as_json else visible(_line(event)))
+
+
+def _happened(data_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the journal's events, and those that the aggregator's next start will write there."""
+    from replayfleet.aggregator.operator.journal import read_journal
+    from replayfleet.aggregator.store import AggregatorStore
+
+    untold: tuple[Deed, ...] = ()
+    try:
+        with contextlib.closing(AggregatorStore(data_dir, read_only=True)) as store:
+            untold = store.deeds.untold()
+    except (ReplayfleetError, sqlite3.Error):
+        pass  # the journal tells what it knows beside a damaged database too
+    known = set()
+    for event in read_journal(data_dir):
+        known.add(event.get("deed"))
+        yield event
+    yield from ({"time": deed.at, "event": "operator", **deed.event} for deed in untold if deed.number not in known)
 
 
 def current_waits(data_dir: Path) -> tuple[Wait, ...] | None:

@@ -7,6 +7,7 @@ import pwd
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 KEPT = 1000
 """Deeds; the journal keeps them longer."""
@@ -38,6 +39,12 @@ class Deed:
     client: str
     detail: str
     number: int = 0
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """What the journal says of it, as an event of kind ``operator``."""
+        about = {"client": self.client} if self.client else {}
+        return {"who": self.who, "verb": self.verb, "deed": self.number, "detail": self.detail, **about}
 
 
 class Deeds:

@@ -26,7 +26,8 @@ from replayfleet.aggregator.control.caller import SOCKET, LocalControl
 from replayfleet.aggregator.control.local import MAX_REQUEST_BYTES
 from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import Exclude, Pause, VerbRefused
-from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
+from replayfleet.aggregator.store import DATABASE
 
 TESTS = Path(__file__).parents[1]
 CHANGES = {
@@ -99,9 +100,27 @@ def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFlee
     assert "round 1 has begun already" in str(run(fleet, "round", "open", "--yes").exception)
     assert run(fleet, "backup", str(fleet.tmp_path / "backup")).exit_code == 0, "beside the socket"
     told = run(fleet, "history", "--deeds").output
-    assert "verb=exclude" in told
+    assert told.count("verb=exclude") == 1
     assert "client=cam-3" in told
     assert "round closed" in run(fleet, "history", "--last", "5").output
+
+
+def test_history_tells_what_was_done_while_no_aggregator_ran_and_once_alone_when_it_is_back(tmp_path: Path) -> None:
+    fleet, folder = TinyFleet(tmp_path), tmp_path / "aggregator"
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    assert run(fleet, "exclude", "cam-2", "--because", "its lens is broken", "--yes").exit_code == 0
+    told = [run(fleet, "history", "--deeds").output]
+    (folder / JOURNAL).rename(tmp_path / "elsewhere")
+    told.append(run(fleet, "history", "--deeds").output)
+    (tmp_path / "elsewhere").rename(folder / JOURNAL)
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.service.ready)
+    told.append(run(fleet, "history", "--deeds").output)
+    fleet.kill_aggregator()
+    (folder / DATABASE).write_bytes(b"damaged")
+    told.append(run(fleet, "history", "--deeds").output)
+    assert [text.count("verb=exclude") for text in told] == [1, 1, 1, 1]
 
 
 def test_a_running_aggregator_says_why_its_fleet_takes_no_classes(fleet: TinyFleet) -> None:
