@@ -270,7 +270,9 @@ class AggregatorStore:
             if cursor.rowcount != 1:
                 return False
             self._meet(manifest.client_id)
-            self._hold(manifest.client_id, self.holdings(manifest.client_id) | digests_of(manifest))
+            sent = set[str]().union(*(digests_of(kept.manifest) for kept in self.versions.of(manifest.client_id)))
+            # Of what it held, what it was sent lately: one that trains and can serve no download confirms nothing.
+            self._hold(manifest.client_id, self.holdings(manifest.client_id) & sent | digests_of(manifest))
             return True
 
     def uploads(self, index: int) -> dict[str, Manifest]:

@@ -13,7 +13,7 @@ from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, KEEP_ROUNDS, AggregatorStore, StoredArtefacts, added_classes
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.wire.protocol.limits import MAX_COUNTER
-from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.protocol.messages import KEPT_DOWNLOADS, BlobEntry, Manifest
 
 
 @pytest.fixture
@@ -119,6 +119,17 @@ def test_holdings_are_what_was_sent_and_what_was_confirmed(store: AggregatorStor
     assert store.confirmed_version("a") == 1
     store.confirm(msgspec.structs.replace(manifest, version=0))
     assert store.confirmed_version("a") == 1
+
+
+def test_of_a_client_that_uploads_and_never_confirms_no_more_is_noted_with_every_round(store: AggregatorStore):
+    for index in range(20):
+        letter = "0123456789abcdef"[index % 16]
+        store.put_download(down("a", index, letter=letter))
+        store.hold("a", {letter * 64})
+        store.accept_upload(up("a", index, letter="9"), 1, index)
+        assert {letter * 64, "9" * 64} <= store.holdings("a")
+        assert len(store.holdings("a")) <= 2 + KEPT_DOWNLOADS
+        committed(store, index)
 
 
 def test_referenced_blobs_are_state_downloads_graphs_and_the_current_uploads(store: AggregatorStore):
