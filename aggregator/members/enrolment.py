@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
@@ -47,7 +48,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
 """Folders of the data dir: the authority and who was enrolled, what the broker gets, who the aggregator itself is."""
 BROKER_DAYS = 825
-_HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}|[0-9A-Fa-f:.]{2,45}", re.ASCII)
+_NAME = re.compile(r"([A-Za-z0-9_-]{1,63}\.){0,20}(?!\d+$)[A-Za-z0-9_-]{1,63}", re.ASCII)
+"""Of a machine; what ends in a number is an address, or none."""
 ROLES = frozenset({files.AGGREGATOR, files.OPERATOR})
 """Members that are no clients: they sign otherwise, or not at all."""
 _TAKEN = frozenset({"broker", "ca"})
@@ -369,9 +371,7 @@ def check_fleet(fleet: str | None) -> str | None:
 
 def check_broker(hosts: tuple[str, ...], place: Path | None) -> Broker:
     """Return what is said about a broker; raises SettingsError for what can't be."""
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise SettingsError(f"--host {host!r}: expected a name or an address, without a port")
+    hosts = tuple(map(_name_or_address, hosts))
     found = "" if place is None else str(place.absolute())
     if not found.isprintable():
         raise SettingsError(f"--broker-dir {found!r}: a configuration can't name that")
@@ -398,6 +398,15 @@ def read_terms(
     if enrols and key is not None and public is None and client not in ROLES:
         raise SettingsError("--request needs --signing-key: without one nothing that the client says counts")
     return Terms(days, key, public, out)
+
+
+def _name_or_address(host: str) -> str:
+    """Return a broker's host as a certificate has it."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host.replace("%", " ")))  # one with a zone is this machine's alone
+    if not _NAME.fullmatch(host):
+        raise SettingsError(f"--host {host!r}: expected a name or an address, without a port")
+    return host
 
 
 def _digest(key: CertificatePublicKeyTypes) -> str:
