@@ -13,6 +13,7 @@ from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.member_settings import check_address
 from replayfleet.federation.service.settings import Option, check_settings
+from replayfleet.federation.service.web.hosts import host_of
 from replayfleet.federation.wire.transport.broker_address import is_loopback
 
 CONSOLE = "Console"
@@ -24,6 +25,12 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingsError(f"the console needs {' and '.join(missing)}: pip install 'replayfleet[console]'")
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not name or host_of(name) != name.lower() or "/" in name:
+            raise SettingsError(f"console name {name!r}: expected a name or an address, without a port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,7 @@ class ConsoleSettings:
             "A name under which browsers reach the console, beside the host of --listen.",
             CONSOLE,
             metavar="NAME",
+            check=_check_names,
             flags="--name",
         ),
     ] = ()

@@ -27,6 +27,13 @@ def test_what_is_no_address_is_one_clear_line(tmp_path: Path, listen: str) -> No
         ConsoleSettings(data_dir=tmp_path, listen=listen)
 
 
+@pytest.mark.parametrize("name", ["fleet.example.org:8443", "https://fleet.example.org", "[fd00::1]", ""])
+def test_a_name_that_no_browser_would_ask_for_is_refused(tmp_path: Path, name: str) -> None:
+    assert ConsoleSettings(data_dir=tmp_path, names=("Fleet.example.org", "fd00::1")).hosts > {"fleet.example.org"}
+    with pytest.raises(SettingsError, match="expected a name or an address, without a port"):
+        ConsoleSettings(data_dir=tmp_path, names=(name,))
+
+
 def test_half_a_certificate_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nothing")
     with pytest.raises(SettingsError, match="one is missing"):
