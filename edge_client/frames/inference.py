@@ -28,6 +28,8 @@ _RETRY_MAX_S = 2.0
 _SLACK_S = 1.0
 """Clocks of two threads may be read in any order; a clock of another kind is years away."""
 
+MAX_PLACE = 255
+"""Characters of a place's name: a report, which no message could hold, would end the client."""
 
 _HANGS_S = 30.0
 """A camera that gives no picture looks at its stop signal meanwhile, unless its own code or a driver hangs."""
@@ -227,6 +229,8 @@ def _check(camera: Camera, picture: Picture) -> None:
         raise TypeError(f"it gave {given!r:.80}, expected a Picture")
     if type(picture.frame_id) is not int or not isinstance(picture.place, str):
         raise TypeError(f"frame_id is {picture.frame_id!r:.80} and place {picture.place!r:.80}, expected int and str")
+    if len(picture.place) > MAX_PLACE:
+        raise ValueError(f"place has {len(picture.place)} characters, expected at most {MAX_PLACE}")
     if picture.camera != camera.name:
         raise ValueError(f"its picture is of camera {picture.camera!r:.80}, not of {camera.name!r}")
     if not 0 <= picture.captured_at <= time.monotonic() + _SLACK_S:

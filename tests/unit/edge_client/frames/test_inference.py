@@ -492,6 +492,7 @@ class Unspeakable(Exception):
         (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
         (replace(picture(0), frame_id=np.int64(3)), "frame_id is np.int64(3)"),
         (replace(picture(0), place=5), "and place 5, expected int and str"),
+        (replace(picture(0), place="x" * 256), "ValueError: place has 256 characters, expected at most 255"),
         (replace(picture(0), frame_id=2**63), "expected to rise, below 2**63"),
         (SystemExit(3), "SystemExit: 3"),
         (Unspeakable(), "Unspeakable: its text can't be made: ZeroDivisionError"),
