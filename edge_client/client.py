@@ -477,9 +477,9 @@ class Client:
         commit = parts.records.training()
         if isinstance(ended, TrainFailed) or commit is None or commit.round != ended.round:
             error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
-            if isinstance(ended, TrainFailed) and ended.disk_errno is not None:
+            number = ended.disk_errno if isinstance(ended, TrainFailed) else None
+            if number is not None and parts.disk.takes(OSError(number, error)):
                 log.warning("training failed", round=ended.round, reason=error, next="again when the disk takes it")
-                parts.disk.takes(OSError(ended.disk_errno, error))
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")

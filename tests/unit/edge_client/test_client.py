@@ -649,6 +649,15 @@ def test_a_round_that_the_disk_did_not_take_is_trained_again_when_it_does(made: 
     assert [job.manifest.round for job in made.trainer.jobs] == [0, 0]
 
 
+def test_a_round_that_lacks_a_file_which_no_disk_took_away_is_left(made: Harness) -> None:
+    """As where a package's method reads one that isn't there: the round was trained again and again, without end."""
+    made.hear(announcement(0), offered(1))
+    made.client.on_trainer(TrainFailed(0, "No such file or directory", errno.ENOENT), 0.0)
+    made.hear()
+    assert made.client.step is Step.WAIT_ROUND
+    assert len(made.trainer.jobs) == 1
+
+
 def test_a_download_is_served_at_once_and_confirmed_when_its_record_is_on_disk(
     made: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
