@@ -149,6 +149,9 @@ class Planner:
             if not row.in_paper or table.published(row, table.columns.index(column))
             if not row.perturbed or seed == self._choice.seeds[0]
         ]
+        if not planned:
+            who, where = ", ".join(row.label for row in rows), "; ".join(column.title for column in columns)
+            raise SettingsError(f"table {table.number} has no number of {who} on {where}; name others")
         used = {override for run in planned for override in run.spec.overrides}
         wanted = self._overrides.items() - split_overrides(table.overrides).items()
         unused = sorted(key for key, text in wanted if f"{key}={text}" not in used)
