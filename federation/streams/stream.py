@@ -103,6 +103,13 @@ ROTATED, PERMUTED, SEQUENTIAL, FEW_SHOT = TASK_BY_TASK = ("rotated", "permuted",
 SPLITS = ("evenly", "two-classes", "dirichlet")
 """How a task's samples are split over the clients there."""
 
+_ONLY_IN: tuple[tuple[Sequence[str], str, Sequence[str]], ...] = (
+    (tuple(SCENARIOS), "task types", ("classes_per_task", "overlap")),
+    (TASK_BY_TASK, "tasks that last", ("num_tasks", "rounds_per_task", "split", "dirichlet_alpha")),
+    ((FEW_SHOT,), "base session", ("base_classes", "base_rounds", "shots")),
+)
+"""Scenarios, what no other has, and its settings."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
@@ -200,6 +207,11 @@ class StreamSettings:
             raise SettingsError(
                 f"late_rounds is {self.late_rounds}, but no late_town is named; name one, or leave it out"
             )
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for scenarios, what, names in _ONLY_IN:
+            for name in names if self.scenario not in scenarios else ():
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise SettingsError(f"{name} is {value}, but scenario {self.scenario} has no {what}; leave it out")
         if self.stagger and (self.stagger < 0 or self.scenario not in TASK_BY_TASK):
             raise SettingsError(f"stagger is {self.stagger}, expected 0, or rounds of a scenario whose tasks last")
 

@@ -76,10 +76,9 @@ class DrivingStream:
             test: the test part of the same recording.
 
         Raises:
-            SettingsError: There are fewer rounds than towns, so many that one brings nothing to learn from, no such
-                late town, or a setting that only makes sense for task types.
+            SettingsError: There are fewer rounds than towns, so many that one brings nothing to learn from, or
+                no such late town.
         """
-        _check_settings(settings)
         self._train, self._test = train, test
         self.place_names = train.place_names
         self._early = _early_places(self.place_names, settings.late_town)
@@ -237,12 +236,3 @@ def _early_places(place_names: tuple[str, ...], late_town: str) -> Indices:
     if not early:
         raise SettingsError(f"late_town is {late_town!r}, the only town of the recording; expected others beside it")
     return np.array(early, dtype=np.int64)
-
-
-def _check_settings(settings: StreamSettings) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(StreamSettings)}
-    for name in ("classes_per_task", "overlap"):
-        if getattr(settings, name) != defaults[name]:
-            raise SettingsError(
-                f"{name} is {getattr(settings, name)}, but scenario {DRIVING} has no task types; leave it out"
-            )

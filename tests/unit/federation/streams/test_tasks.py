@@ -193,6 +193,21 @@ def test_what_no_stream_can_be_made_of_is_said(changes: dict[str, Any], message:
         opened("sequential", num_tasks=4)
 
 
+@pytest.mark.parametrize(
+    ("scenario", "changes", "message"),
+    [
+        ("rotated", {"overlap": 2}, "overlap is 2, but scenario rotated has no task types; leave it out"),
+        ("few-shot", {"classes_per_task": 5}, "classes_per_task is 5, but scenario few-shot has no task types"),
+        ("gradual", {"rounds_per_task": 9}, "rounds_per_task is 9, but scenario gradual has no tasks that last"),
+        ("driving", {"split": "evenly"}, "split is evenly, but scenario driving has no tasks that last"),
+        ("sequential", {"shots": 3}, "shots is 3, but scenario sequential has no base session"),
+    ],
+)
+def test_what_only_other_scenarios_have_is_refused(scenario: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        StreamSettings(scenario=scenario, num_clients=2, **changes)
+
+
 def test_streams_without_tasks_are_known_as_ever() -> None:
     plain = plain_settings(StreamSettings(scenario="gradual", num_clients=2))
     assert not {"num_tasks", "rounds_per_task", "split", "alpha"} & plain.keys()
