@@ -18,6 +18,7 @@ from typing import Any
 import click
 import msgspec
 
+from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.paths import FOLDER, NEW_FILE
 from replayfleet.federation.service.command import run_command
 from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
@@ -291,7 +292,11 @@ def reproduce(  # options
 ) -> int:
     """Run the experiments behind docs/results.md that are left; exit code 3: the same command goes on."""
     let_idle_threads_sleep()
-    wanted = [block for block in BLOCKS if not blocks or block.name in blocks.split(",")]
+    names, known = [name.strip() for name in blocks.split(",") if name.strip()], [block.name for block in BLOCKS]
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"--blocks: unknown block {name!r}{nearest(name, known)}")
+    wanted = [block for block in BLOCKS if not names or block.name in names]
     choices = {
         block.name: choice_of(block, out, data_root=data_root, torch_device=torch_device, workers=1) for block in wanted
     }

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from support.demo_journal import baseline_result
 from support.image_sets import write_fashion_mnist
 
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.simulator.result import Result
 from replayfleet.scripts.experiments.raw_results import pack, unpacked
 from replayfleet.scripts.experiments.reproduce import BLOCKS, Block, choice_of, reproduce, table_of
@@ -119,3 +120,13 @@ def test_what_is_left_is_said_and_nothing_is_run(tmp_path: Path):
     assert "pilot  0 of 64 runs done: two clients and ten rounds" in result.output
     assert "64 runs left: time not known before the first round with --jobs 2" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_block_that_is_none_is_refused_and_does_not_pass_for_one_that_is_done(tmp_path: Path):
+    with pytest.raises(SettingsError, match="--blocks: unknown block 'pilto'; did you mean 'pilot'"):
+        CliRunner().invoke(
+            reproduce,
+            ["--blocks", "pilto", "--out", str(tmp_path / "out")],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
