@@ -274,8 +274,9 @@ def stored_model(path: Path, client: str | None, kind: str, class_: str | None) 
     if kind != "sub-generator":
         return run.task_model(client)
     found = run.sub_generators(client)
-    names = run.task.class_names
-    wanted = names[int(class_)] if class_ is not None and class_.isdecimal() and int(class_) < len(names) else class_
+    names, wanted = run.task.class_names, class_
+    if class_ is not None and class_ not in names and class_.isdecimal() and int(class_) < len(names):
+        wanted = names[int(class_)]
     if wanted is None and len(found) == 1:
         (wanted,) = found
     if wanted not in found:

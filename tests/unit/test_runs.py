@@ -178,6 +178,15 @@ def test_what_is_not_there_is_said_with_what_is(
         stored_model(data_dirs, client, kind, class_)
 
 
+def test_a_class_whose_name_is_a_number_is_named_before_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = {f"sub-generator/{index}": {"drawn": np.full(1, index)} for index in range(3)}
+    task = replayfleet.TaskSpec(1, 28, ("1", "2", "eight"))
+    run = Run(Path("run"), "simulation", "pfedgrp", {}, task, ("client-0",), 1, None, lambda _: sets)
+    monkeypatch.setattr("replayfleet.runs.open_run", lambda _: run)
+    drawn = [stored_model(Path("run"), None, "sub-generator", asked).parameters["drawn"] for asked in ("1", "2", "0")]
+    assert drawn == [0, 1, 0]
+
+
 def test_a_folder_without_a_run_and_a_damaged_one_are_refused(data_dirs: Path, tmp_path: Path) -> None:
     with pytest.raises(replayfleet.SettingsError, match="holds no run; expected --out of fleet-sim"):
         open_run(data_dirs / "aggregator" / "blobs")
