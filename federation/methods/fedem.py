@@ -36,14 +36,14 @@ def responsibilities(losses: Tensor, shares: Sequence[float]) -> Tensor:
 
     Args:
         losses: (M, B) each learner's cross-entropy on each sample.
-        shares: M, pi; a learner with share 0 stays out.
+        shares: M, pi; a learner with share 0 stays out, and so does one that diverged unless all have.
 
     Returns:
         (M, B) float64, columns sum to 1.
     """
     prior = torch.tensor(shares, dtype=torch.float64, device=losses.device).log()
-    # Algorithm 1, E-step
-    return torch.softmax(prior[:, None] - losses.to(torch.float64), dim=0)
+    explained = losses.to(torch.float64).nan_to_num(torch.finfo(torch.float64).max)
+    return torch.softmax(prior[:, None] - explained, dim=0)  # Algorithm 1, E-step
 
 
 def mixture_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
@@ -51,11 +51,11 @@ def mixture_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
     Args:
         logits: M tensors (B, K).
-        shares: M, pi.
+        shares: M, pi; what a learner with share 0 says, NaN too, is left out.
     """
     stacked = torch.stack(list(logits)).log_softmax(dim=2)  # (M, B, K)
-    prior = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device).log()
-    return torch.logsumexp(stacked + prior[:, None, None], dim=0)
+    prior = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device).log()[:, None, None]
+    return torch.logsumexp(torch.where(prior.isfinite(), stacked + prior, -torch.inf), dim=0)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

@@ -54,6 +54,15 @@ def test_huge_losses_leave_the_responsibilities_finite() -> None:
     assert found.flatten().tolist() == [0.5, 0.5]
 
 
+def test_a_learner_that_diverged_explains_nothing_and_says_nothing() -> None:
+    lost = torch.full((1, 2), torch.nan)
+    found = responsibilities(torch.cat([torch.tensor([[1.0, 2.0], [1.0, torch.inf]]), lost]), (0.25, 0.25, 0.5))
+    assert found.T.tolist() == [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
+    said = torch.randn(2, 4, generator=rng())
+    assert torch.allclose(mixture_logits([said, torch.full_like(said, torch.nan)], (1.0, 0.0)), said.log_softmax(dim=1))
+    em.check_shares(tuple(responsibilities(lost.expand(3, 2), (0.2, 0.3, 0.5)).mean(dim=1).tolist()), 3)
+
+
 def test_an_e_step_and_the_mean_never_lower_the_likelihood() -> None:
     losses = 3 * torch.rand(3, 50, generator=rng())
     shares: tuple[float, ...] = (0.6, 0.3, 0.1)
