@@ -80,6 +80,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Whether to answer: our own user or root, and not too many at once."""
         return _peer(request)[1] in {os.geteuid(), 0} and self.free.acquire(blocking=False)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread is to be had
+            self.free.release()
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one, then there is room for another."""
         try:

@@ -3,13 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from replayfleet.aggregator.control import caller
 from replayfleet.aggregator.control.caller import SOCKET, LocalControl, Request
-from replayfleet.aggregator.control.local import LocalSocket
+from replayfleet.aggregator.control.local import MAX_CONNECTIONS, LocalSocket
 from replayfleet.aggregator.control.verbs import Pause, VerbRefused
 
 
@@ -48,3 +49,18 @@ def test_a_program_that_asks_what_the_running_aggregator_doesnt_know_says_to_res
         LocalControl(tmp_path).do(Pause())
     running.stop()
     assert msgspec.json.encode(Request("look")) == b'{"ask":"look"}'
+
+
+def test_where_no_thread_is_to_be_had_for_a_while_it_answers_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = LocalSocket(tmp_path, Named(name="running"))  # type: ignore[arg-type]
+    control = LocalControl(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+        for _ in range(MAX_CONNECTIONS + 1):
+            with pytest.raises(VerbRefused, match="broke off"):
+                control.look()
+    with pytest.raises(VerbRefused, match="running"):
+        control.look()
+    running.stop()
