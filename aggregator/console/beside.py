@@ -46,13 +46,17 @@ class ConsoleBeside:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            with subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=child_environment()) as process:  # noqa: S603
-                self._process = process
-                while process.poll() is None and not self._over.wait(0.2):
-                    pass
-                if self._over.is_set():
-                    process.terminate()
-                    end(process, GOODBYE_S)
-                    return
-            _log.warning("console ended", reason=ending(process, 0), again_in_s=self._again_s)
+            try:
+                with subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=child_environment()) as process:  # noqa: S603
+                    self._process = process
+                    while process.poll() is None and not self._over.wait(0.2):
+                        pass
+                    if self._over.is_set():
+                        process.terminate()
+                        end(process, GOODBYE_S)
+                        return
+                reason = ending(process, 0)
+            except OSError as error:  # no process is to be had
+                reason = str(error)
+            _log.warning("console ended", reason=reason, again_in_s=self._again_s)
             self._over.wait(self._again_s)
