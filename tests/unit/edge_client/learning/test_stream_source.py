@@ -439,7 +439,7 @@ def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: 
     lessons = BoxLessons([AnnotatedLabels({"front": task.class_names}, task.class_names)], task.max_boxes)
     view, found = Detector(task), CameraSamples((), lessons, BoxFeedbackDesk(task, 60.0), collector())
     for frame_id in range(3):
-        one = picture(frame_id, 0, 1, 0, 1, 1)
+        one = dataclasses.replace(picture(frame_id, 0, 1, 0, 1, 1), pixels=np.zeros((24, 40, 3), np.uint8))
         answers = Answers(np.zeros(1, np.int64), np.ones(1, np.float32), np.zeros((1, 4), np.float32), num_left_out=4)
         found.watch(Shown(one, view.inputs(one), Prediction("front", frame_id, answers, 1, 0.0, 0.1)))
     assert found.settle()
