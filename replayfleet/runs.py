@@ -18,7 +18,7 @@ import msgspec
 
 from replayfleet.export.parameters import Model
 from replayfleet.export.running.artefact import Array
-from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError, nearest
+from replayfleet.federation.errors import UNREADABLE, ArtefactRejected, Reason, SettingsError, nearest
 from replayfleet.federation.paths import given_path
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -411,13 +411,5 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Tell of a folder whose files don't say what ours say; it may come from anywhere."""
     try:
         yield
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        IsADirectoryError,
-        sqlite3.Error,
-        msgspec.MsgspecError,
-    ) as error:
+    except (*UNREADABLE, TypeError, LookupError, AttributeError, IsADirectoryError, sqlite3.Error) as error:
         raise SettingsError(f"{path} is damaged, or of another version ({type(error).__name__}: {error})") from error

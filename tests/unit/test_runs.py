@@ -228,6 +228,13 @@ def test_of_a_half_copied_simulation_the_file_is_named(file: str, gone: bool, si
         open_run(copy)
 
 
+def test_a_result_that_is_nested_without_end_is_refused(simulated: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(simulated.path, tmp_path / "copy")
+    (copy / "result.json").write_text('{"run": {"method": ' + "[" * 100_000)
+    with pytest.raises(replayfleet.SettingsError, match=re.escape(f"{copy / 'result.json'} is damaged")):
+        open_run(copy)
+
+
 @pytest.mark.parametrize("role", ["aggregator", "client"])
 def test_a_data_dir_without_what_says_whose_it_is_names_that_file(role: str, data_dirs: Path) -> None:
     (data_dirs / role / "fleet.json").unlink()
