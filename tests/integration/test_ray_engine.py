@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.cluster import driver
 from replayfleet.federation.service.cluster import engine as engine_module
 from replayfleet.federation.service.cluster.engine import RayEngine, check_engine
 from replayfleet.federation.service.torch_setup import prepare_torch
@@ -234,6 +236,15 @@ def test_a_cluster_elsewhere_may_be_away_at_the_start_come_go_and_come_back(monk
 def closed_port() -> int:
     with socket.create_server(("127.0.0.2", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def test_a_cluster_that_is_there_and_takes_nobody_is_told_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("ray client connection timeout")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with socket.create_server(("127.0.0.2", 0)) as server, pytest.raises(ConnectionError, match="RAY_AUTH_TOKEN"):
+        driver._cluster(f"ray://127.0.0.2:{server.getsockname()[1]}", None)
 
 
 def test_while_there_is_no_cluster_the_work_is_done_here(caplog: pytest.LogCaptureFixture) -> None:

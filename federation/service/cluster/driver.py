@@ -53,7 +53,11 @@ def _cluster(address: str, num_workers: int | None) -> tuple[Any, int]:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()  # Ray would try for a minute
         where = {"address": address}
     ray = importlib.import_module("ray")
-    ray.init(log_to_driver=False, configure_logging=False, **where)
+    try:
+        ray.init(log_to_driver=False, configure_logging=False, **where)
+    except ConnectionError as error:  # Ray's client says no more of a token that is missing or wrong
+        token = "" if address == "ray" else "; if it asks for a token, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN give it"
+        raise ConnectionError(f"{error}{token}") from error
     return ray, max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
