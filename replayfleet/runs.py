@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 _SUB_GENERATOR = "sub-generator/"
 _TASK = "task"
-_TRACES = {"state/round-*.json": "state/run.json", "aggregator.sqlite": "fleet.json", "state/held": "fleet.json"}
+_TRACES = {
+    "state/round-*.json": "state/run.json",
+    "result.json": "state/run.json",
+    "aggregator.sqlite": "fleet.json",
+    "state/held": "fleet.json",
+}
 """What only a run leaves -> the file that says which one it is."""
 _Sets: TypeAlias = Mapping[str, Mapping[str, Array]]
 

@@ -235,6 +235,12 @@ def test_a_result_that_is_nested_without_end_is_refused(simulated: Run, tmp_path
         open_run(copy)
 
 
+def test_of_results_without_the_state_beside_them_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "result.json").touch()
+    with pytest.raises(SettingsError, match=re.escape(f"{tmp_path / 'state' / 'run.json'} is missing")):
+        open_run(tmp_path)
+
+
 @pytest.mark.parametrize("role", ["aggregator", "client"])
 def test_a_data_dir_without_what_says_whose_it_is_names_that_file(role: str, data_dirs: Path) -> None:
     (data_dirs / role / "fleet.json").unlink()
