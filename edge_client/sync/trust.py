@@ -87,7 +87,8 @@ class FleetTrust:
             self.problem, self._trusted_at = "", now
         elif announces and now - self._trusted_at >= ALIVE_S:
             self.problem = f"an aggregator announces itself, {UNNAMED}; what is served stays"
-        check(trusted, UNNAMED)
+        whose = "" if announces else ": another aggregator, or a second device with this client's id"
+        check(trusted, f"{UNNAMED}{whose}")
         if sealed.kind is Kind.SAID:
             behind_us = self._heard_us - sealed.time_us
             if announces and behind_us > SLACK_US:

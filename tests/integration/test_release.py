@@ -92,6 +92,12 @@ def test_what_the_fleets_aggregator_releases_is_taken_also_after_restarts(
     device.trust.check(aggregator.release(2))
 
 
+def test_what_a_second_device_with_this_name_says_on_the_topic_that_both_have_is_told_as_such(device: Device) -> None:
+    topic = topic_of("yard", "control", "cam-1")
+    with pytest.raises(MalformedMessage, match=r"root doesn't name: .*a second device with this client's id"):
+        device.hears(Signer(Ed25519PrivateKey.generate()).seal(topic, b"wants"), topic)
+
+
 def test_a_foreign_aggregator_is_neither_heard_nor_believed(
     aggregator: Aggregator, device: Device, tmp_path: Path
 ) -> None:
