@@ -94,6 +94,8 @@ def sent(
             one = _model(method, answers, owed, [base for base in bases.values() if alike(base, exact)])
             if one is not None:
                 left[name] = _sum(owed, one.parameters, -1)
+            elif name in remainder:  # this one goes without it
+                left[name] = remainder[name]
         else:
             one = None
         if one is not None:

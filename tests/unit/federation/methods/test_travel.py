@@ -76,6 +76,15 @@ def test_what_an_upload_lost_is_added_to_the_next() -> None:
     assert abs(lost[1]) < abs(lost[0])  # what is sent in two rounds comes nearer to what was trained
 
 
+def test_what_is_owed_waits_for_the_next_upload_that_is_rounded() -> None:
+    state, upload, download = a_round()
+    owed = travel.sent(PFEDGRP, answers_of(TASK), state, upload, download, {}).remainder
+    said = iter((torch.ones(1), torch.zeros(1)))  # by the exact model and by the rounded one
+    exact = travel.sent(PFEDGRP, lambda _: next(said), state, upload, download, owed)
+    assert packing.same_bits(exact.upload.task_parameters, upload.task_parameters)
+    assert exact.remainder == owed
+
+
 def test_the_clients_own_sub_generator_is_the_one_that_it_sent() -> None:
     state, upload, download = a_round()
     done = travel.sent(PFEDGRP, answers_of(TASK), state, upload, download, {})
