@@ -2,9 +2,9 @@
 
 Methods keep no clocks, so they ask: before a network's training begins, and after each of its steps. Without a pace
 nothing is asked and every training has its full length, as in the papers. A training that is stopped keeps what it
-reached: step sizes are constant here, so its state is what fewer epochs would have given. That devices deliver part of
-a round's work is usual where they differ in speed (Li et al. 2020, "Federated Optimization in Heterogeneous Networks",
-section 3.2).
+reached: what fewer epochs would have given, but where step sizes fall within a round, as at ``cosine``. That devices
+deliver part of a round's work is usual where they differ in speed (Li et al. 2020, "Federated Optimization in
+Heterogeneous Networks", section 3.2).
 """
 
 from __future__ import annotations
