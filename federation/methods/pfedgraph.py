@@ -61,8 +61,7 @@ def collaboration_weights(distances: Tensor, sample_shares: Tensor, strength: fl
     points = sample_shares.to(torch.float64) - distances.to(torch.float64) / (2 * strength)
     if not bool(torch.isfinite(points).all()):
         raise ValueError("distances must be finite, and not so large that dividing them by the strength overflows")
-    # A shift of a whole row moves no projection; with its largest entry at 0, huge entries lose no digits.
-    return project_to_simplex(points - points.amax(dim=1, keepdim=True))
+    return project_to_simplex(points)
 
 
 def update_distances(models: Sequence[Parameters], start: Parameters, names: Collection[str]) -> Tensor:
