@@ -29,9 +29,6 @@ _BLOCK_HEAD = struct.Struct("!BB16sI")
 _BLOCK_TYPE = bytes([_BLOCK])
 _PREFIX = _HEAD.pack(_MESSAGE, PROTOCOL_VERSION)
 
-BLOCK_OVERHEAD_BYTES = _BLOCK_HEAD.size
-"""What a block's frame adds to its payload."""
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _manifest_decoder: msgspec.msgpack.Decoder[Manifest] = msgspec.msgpack.Decoder(Manifest)
