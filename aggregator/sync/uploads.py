@@ -6,7 +6,7 @@ from replayfleet.aggregator.admission import decode_upload, what_next
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds.machine import Rounds
 from replayfleet.aggregator.steps import Step
-from replayfleet.federation.errors import Reason, UploadRejected
+from replayfleet.federation.errors import Reason, UploadRejected, told
 from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Manifest
@@ -71,6 +71,10 @@ class UploadDesk:
                 event.peer, manifest, event.transfer_id, accepted=False, reason=reason, detail=detail
             )
             return
+        except Exception as error:  # no descriptor, no memory: without a verdict nobody would look at it again
+            busy, why = Reason.BUSY.value, f"it can't be looked at now ({told(error)})"
+            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=False, reason=busy, detail=why)
+            raise
         parts.arriving.keep(event.peer)
         parts.checkpoint(Step.UPLOAD_STORED)
         self._rounds.accept(event.peer)

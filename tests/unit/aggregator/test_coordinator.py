@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -1090,6 +1091,20 @@ def test_after_a_restart_a_client_that_was_not_heard_yet_is_taken_to_want_what_i
     desk = desk.restarted()  # the round was closed, and is aggregated before anybody speaks
     desk.jobs.run(3.0)
     assert {client: precision(desk.store.download(client)) for client in "ab"} == {"a": "fp16", "b": "fp32"}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=repr)
+def test_an_upload_that_cant_be_looked_at_for_a_moment_is_to_be_offered_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    desk.online("a")
+    with monkeypatch.context() as patched:
+        patched.setattr("replayfleet.aggregator.sync.uploads.decode_upload", Mock(side_effect=error))
+        with pytest.raises(type(error)):  # the loop counts it, and logs where it comes from
+            desk.upload("a")
+    assert (desk.courier.verdicts, desk.courier.reasons) == ([("a", False)], ["busy"])
+    desk.upload("a")
+    assert desk.courier.verdicts[1:] == [("a", True)]
 
 
 def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
