@@ -268,8 +268,13 @@ class Coordinator:
 
     def _handle(self, events: list[Event], now: float) -> None:
         pending = list(events)
-        while pending:
-            pending.extend(self._on_event(pending.pop(0), now))
+        try:
+            while pending:
+                pending.extend(self._on_event(pending.pop(0), now))
+        except Exception:
+            if pending:  # what one event raises costs no other client its own: nothing arrives twice
+                self._handle(pending, now)
+            raise
         if self._parts.leadership.leads:
             self._decide(now)
 
