@@ -302,7 +302,10 @@ class DownloadDesk:
         bases = frozenset.intersection(*map(frozenset, held)) if packs else None
         try:
             self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now, bases=bases)
-        except (KeyError, ArtefactRejected, MalformedMessage) as error:  # an own offer mends what is damaged here
+        except (KeyError, OSError, ArtefactRejected, MalformedMessage) as error:
+            if self._parts.disk.takes(error):
+                raise  # all of it is begun again
+            # An own offer mends what is damaged here, and is tried again where a descriptor was missing.
             _log.warning("shared download not sent", reason=repr(error), next="each client is sent its own")
             return frozenset()
         return missing

@@ -336,7 +336,14 @@ def test_what_all_clients_share_travels_once_and_only_what_a_client_lacks_is_off
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("aa"), MalformedMessage("too large"), ArtefactRejected(Reason.WRONG_DIGEST, "damaged")], ids=repr
+    "error",
+    [
+        KeyError("aa"),
+        MalformedMessage("too large"),
+        ArtefactRejected(Reason.WRONG_DIGEST, "damaged"),
+        OSError(errno.EMFILE, "Too many open files"),
+    ],
+    ids=repr,
 )
 def test_where_what_all_share_cant_be_sent_to_all_each_is_sent_its_own(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception
