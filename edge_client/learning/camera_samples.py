@@ -109,7 +109,7 @@ class CameraSamples:
             if before is not None:
                 self._collector.take_back(before)
             self._said[about] = samples
-            self._collector.add(samples, place=place)
+            self._collector.add(samples, camera=about[0], place=place)
 
         def take_back() -> str:
             with self._speaking:
@@ -187,6 +187,7 @@ class CameraSamples:
         if lesson is not None:
             self._collector.add(
                 lesson.samples,
+                camera=shown.picture.camera,
                 place=shown.picture.place,
                 num_right=lesson.num_right,
                 num_answered=lesson.num_answered,

@@ -47,7 +47,7 @@ class Collector:
         self._answered: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self._recent: collections.deque[tuple[int, int]] = collections.deque()
-        self._num_pictures = 0
+        self._num_pictures: Counter[str] = Counter()
         self._num_new_pictures = 0
         self._again: list[Samples] = []  # the round's, until it is learned or they are taken back
         self._num_pictures_again = 0
@@ -55,11 +55,14 @@ class Collector:
         self._changing = threading.Lock()
         self.num_dropped = 0
 
-    def add(self, samples: Samples, *, place: str = "", num_right: int = 0, num_answered: int = 0) -> None:
+    def add(
+        self, samples: Samples, *, camera: str = "", place: str = "", num_right: int = 0, num_answered: int = 0
+    ) -> None:
         """Take a picture's labelled samples.
 
         Args:
             samples: with known labels only; none is no picture.
+            camera: whose picture it is; of each one of so many is held out.
             place: where the picture was taken.
             num_right: of its labelled things, how many the served model had answered rightly.
             num_answered: how many it had been asked about.
@@ -73,9 +76,9 @@ class Collector:
                 self._recent.append((num_answered, num_right))
                 while sum(answered for answered, _ in self._recent) - self._recent[0][0] >= RECENTLY:
                     self._recent.popleft()
-            self._num_pictures += 1
+            self._num_pictures[camera] += 1  # cameras take turns: of all of them, each n-th could be one camera's
             every = self._settings.hold_out
-            if every and self._num_pictures % every == 0 and self._can_hold_out(samples):
+            if every and self._num_pictures[camera] % every == 0 and self._can_hold_out(samples):
                 self._held_out.append(samples)
                 self._held_out_bytes += _size_bytes(samples)
             else:

@@ -184,6 +184,21 @@ def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
     assert plain.held_out() is None
 
 
+def test_of_each_camera_one_picture_of_so_many_is_held_out() -> None:
+    """Cameras take turns: of two, every second picture was one camera's, which taught nothing."""
+    pictures = [dataclasses.replace(picture(index // 2, 0), camera=("front", "rear")[index % 2]) for index in range(8)]
+    lessons = ClassLessons([AnnotatedLabels({"front": ("car", "bike"), "rear": ("bike", "car")}, ("car", "bike"))])
+    held_in = collector(hold_out=2)
+    found = CameraSamples(("front", "rear"), lessons, FeedbackDesk(TASK.class_names, 60.0), held_in)
+    for one in pictures:
+        found.watch(Shown(one, Crops(TASK).inputs(one), None))
+    assert found.settle()
+    held, taken = held_in.held_out(), found.round_samples(0)
+    assert held is not None
+    assert taken is not None
+    assert held.labels.tolist() == taken.labels.tolist() == [0, 1, 0, 1]
+
+
 def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place() -> None:
     found = collector()
     found.add(samples(0, 1, 1), place="Town01", num_right=2, num_answered=3)
