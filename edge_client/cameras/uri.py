@@ -215,9 +215,14 @@ def _place_and_query(uri: str) -> tuple[str, dict[str, str]]:
 
 def _query(text: str, uri: str) -> dict[str, str]:
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text))
     except ValueError as error:
         raise SettingsError(f"source {uri!r}: {error}; expected key=value pairs after '?', joined by '&'") from error
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for key in values if sum(key == other for other, _ in pairs) > 1)
+        raise SettingsError(f"source {uri!r}: {twice} is given twice")
+    return values
 
 
 def _typed(kind: type[U], query: Mapping[str, str], fixed: Mapping[str, Any]) -> U:

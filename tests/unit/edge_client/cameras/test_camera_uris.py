@@ -56,6 +56,7 @@ def test_a_network_streams_own_query_is_left_alone_and_our_settings_stand_behind
         (["synthetic://[?seed=3"], "is not a URI"),
         (["kamera://0"], "unknown source scheme 'kamera'; did you mean 'camera'"),
         (["camera://0?rat=15"], "unknown key 'rat'; did you mean 'rate'"),
+        (["camera://0?rate=15&width=640&rate=30"], "rate is given twice"),
         (["camera://0?rate=fast"], "rate is 'fast', expected a number"),
         (["carla-replay:///data?loop=maybe"], "loop is 'maybe', expected true or false"),
         (["carla-replay://"], "names no file or folder"),
