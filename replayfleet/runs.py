@@ -318,7 +318,12 @@ def _simulation(path: Path) -> Run:
         if not method.deployable:
             raise SettingsError(f"{path}: {identity['method']} predicts with more than a task model, so it has none")
         last = snapshots[-1].aggregator
-        state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
+        try:
+            state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
+        except SettingsError as error:
+            if checkpoints.num_rounds() == len(snapshots):
+                raise
+            raise SettingsError(f"{path} has gone on since it was opened; open it again") from error
         initial = first_download(method, identity["run_seed"], checkpoints.first_model())
         download = method.download_for(state, client, initial)
         packed = download.pack().parameter_sets

@@ -295,6 +295,17 @@ def test_model_export_takes_classes_and_shape_from_the_run(simulated: Run, tmp_p
     assert 'classes is \'["t-shirt"' in refused.stderr
 
 
+def test_a_run_that_has_gone_on_since_it_was_opened_is_to_be_opened_again(simulated: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(simulated.path, tmp_path / "copy")
+    (copy / "result.json").unlink()
+    newest = (copy / "state" / "round-0001.json").rename(tmp_path / "newest")
+    run = open_run(copy)
+    newest.rename(copy / "state" / "round-0001.json")  # the first round's tensors are gone by now
+    with pytest.raises(replayfleet.SettingsError, match="has gone on since it was opened"):
+        run.task_model("client-0")
+    assert open_run(copy).task_model("client-0").parameters
+
+
 def test_a_run_without_a_complete_round_says_so(simulated: Run, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     shutil.copy(simulated.path / "state" / "run.json", tmp_path / "state")
