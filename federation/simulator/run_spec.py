@@ -35,7 +35,13 @@ HOSTILE = "Hostile clients"
 _ALWAYS_NAMED = ("scenario", "dataset", "preset", "seed", "threads")
 """What a written command says even where it is the default, which may change."""
 
-_OPTIONS_FOR = {"num_clients": "clients", "num_rounds": "rounds", "overlap": "overlap", "num_absent": "absent"}
+_OPTIONS_FOR = {
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "overlap": "overlap",
+    "num_absent": "absent",
+    "serve": "serve",
+}
 """Settings that have an option of their own."""
 
 _OF_SETTINGS = "of the settings"
@@ -214,7 +220,7 @@ class RunSpec:
             raise SettingsError("--resume and --overwrite exclude each other")
         if self.attack is None and self.hostile != 1:
             raise SettingsError("--hostile says how many attack; --attack must say how")
-        for key, value in self.changes().items():
+        for key, value in split_overrides(self.overrides).items():
             option = _OPTIONS_FOR.get(key)
             if option is not None and getattr(self, option) is not None:
                 raise SettingsError(f"--{option} and --set {key}={value} are about the same; leave one of them out")

@@ -57,6 +57,7 @@ def test_a_written_command_names_what_defines_a_run_and_nothing_that_was_left_ou
         ({"threads": 100_000}, "threads is 100000, expected a whole number, 1 to 256"),
         ({"image_size": 0}, "image_size is 0, expected a whole number, at least 1"),
         ({"clients": 2, "overrides": ("num_clients=3",)}, "--clients and --set num_clients=3 are about the same"),
+        ({"serve": "best", "overrides": ("serve=downloaded",)}, "--serve and --set serve=downloaded are about"),
         ({"absent": 1, "overrides": ("num_absent=1",)}, "leave one of them out"),
         ({"workers": 0}, "workers is 0, expected a whole number, at least 1"),
         ({"minutes": float("nan")}, "minutes is nan"),
