@@ -59,10 +59,10 @@ class Progress:
         """Return a round's line."""
         record = outcome.record
         clients = record.clients.values()
+        honest = [client.accuracy for client in clients if not client.hostile]
         parts = [
             f"round {record.round:>{len(str(self._num_rounds - 1))}}",
-            f"{self._measure} {100 * record.accuracy:5.1f} %"
-            f" ({100 * min(c.accuracy for c in clients):.1f} to {100 * max(c.accuracy for c in clients):.1f})",
+            f"{self._measure} {100 * record.accuracy:5.1f} % ({100 * min(honest):.1f} to {100 * max(honest):.1f})",
             f"up {sum(c.bytes_up for c in clients) / _MEGABYTE:.1f} MB",
             f"down {sum(c.bytes_down for c in clients) / _MEGABYTE:.1f} MB",
             f"{record.round_s:.1f} s",

@@ -81,8 +81,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     def curve(self) -> Curve:
-        """Return the accuracies for a chart."""
-        names = sorted(self.rounds[-1].clients)
+        """Return the accuracies for a chart, of the honest clients."""
+        names = sorted(name for name, client in self.rounds[-1].clients.items() if not client.hostile)
         clients = {name: [record.clients[name].accuracy for record in self.rounds] for name in names}
         return Curve(self.label or str(self.run["method"]), [record.accuracy for record in self.rounds], clients)
 

@@ -9,6 +9,7 @@ import torch
 from replayfleet.federation.methods.kit.task_records import TaskDownload
 from replayfleet.federation.simulator.progress import Progress
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord, summarise
+from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.simulation import RoundOutcome
 
 
@@ -46,6 +47,25 @@ def record(index: int, *clients: ClientRecord):
 
 def outcome(one: RoundRecord):
     return RoundOutcome(one, {}, {}, None, {})
+
+
+def test_the_range_of_accuracies_is_that_of_the_honest_clients_as_their_mean_is():
+    progress = Progress(num_rounds=1, num_clients=3)
+    hostile = dataclasses.replace(client(0.1), hostile=True)
+    one = dataclasses.replace(record(0, client(0.5), client(0.7), hostile), accuracy=0.6)
+    assert "accuracy  60.0 % (50.0 to 70.0)" in progress.line(outcome(one))
+    result = Result(
+        run={"method": "fedavg"},
+        stream={},
+        rounds=[one],
+        summary={},
+        hardware={},
+        versions={},
+        commit="",
+        wall_s=0,
+        command=[],
+    )
+    assert result.curve().clients == {"client-0": [0.5], "client-1": [0.7]}
 
 
 def test_the_line_of_a_round_estimates_the_time_left(capsys: pytest.CaptureFixture[str]):
