@@ -121,8 +121,8 @@ class Job:
         else:
             _remove(spec.out, (RESULT, _CHART, _LOSSES))
             checkpoints.begin(self.identity, resume=False)
-            if self.simulation.initial is not None:
-                checkpoints.put(encode_parameters(self.simulation.initial))
+        if self.simulation.initial is not None:  # also of one that was killed before it had written it
+            checkpoints.put(encode_parameters(self.simulation.initial))
         num_before = checkpoints.num_rounds()
         part = Part(
             first_round=num_before,

@@ -391,5 +391,10 @@ def test_a_run_begins_with_what_another_one_learned(simulated: Run, tmp_path: Pa
     assert Checkpoints(tmp_path / "out" / "state").first_model() is not None, "it outlives the blobs of rounds"
     random = replayfleet.simulate("pfedgrp", out=tmp_path / "random", rounds=1, **more)
     assert not same(run.task_model(0), random.task_model(0))
+    state = tmp_path / "out" / "state"  # as one that was killed just after its beginning left it
+    for written in [*state.glob("blobs/*"), *state.glob("round-*.json"), tmp_path / "out" / "result.json"]:
+        written.unlink()
+    again = replayfleet.simulate("pfedgrp", out=tmp_path / "out", rounds=1, initial=path, resume=True, **more)
+    assert same(again.task_model(0), run.task_model(0))
     path.unlink()
     assert same(replayfleet.open_run(tmp_path / "out").task_model(0), run.task_model(0))
