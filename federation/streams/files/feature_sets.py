@@ -9,6 +9,8 @@ Axes: N vectors of D entries, S side of the image.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +44,10 @@ def read_features(root: Path, size: int) -> Parts | None:
         lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
         names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise SettingsError(f"features in {folder} can't be read ({error}); expected {EXPECTED}") from error
     for part, vectors, labels in (("train", train, train_labels), ("test", test, test_labels)):
-        good = vectors.ndim == 2 and len(vectors) > 0 and labels.shape == vectors.shape[:1]
+        good = vectors.ndim == 2 and vectors.size > 0 and labels.shape == vectors.shape[:1]
         if not (good and vectors.shape[1] == train.shape[1] and np.isfinite(vectors).all()):
             raise SettingsError(
                 f"{part} features in {folder} are {vectors.shape} with labels {labels.shape}; expected finite (N, D) "
@@ -73,7 +75,7 @@ def as_images(vectors: NDArray[np.floating], scale: float, size: int) -> NDArray
 def _part(folder: Path, part: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     both = folder / f"{part}.npz"
     if both.exists():
-        with np.load(both, allow_pickle=False) as found:
+        with both.open("rb") as file, np.load(file, allow_pickle=False) as found:
             features, labels = found["features"], found["labels"]
     else:
         features, labels = (

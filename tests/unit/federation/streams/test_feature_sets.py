@@ -72,12 +72,24 @@ def test_what_is_missing_or_wrong_is_said(root: Path, file: str, content: str | 
         load_dataset("features", data_root=root)
 
 
+@pytest.mark.parametrize("half", [True, False], ids=["half", "other bits"])
+def test_a_file_that_did_not_come_whole_is_said(root: Path, half: bool) -> None:
+    path = root / "features" / "test.npz"
+    data = path.read_bytes()
+    path.write_bytes(
+        data[: len(data) // 2] if half else data[:60] + bytes(byte ^ 0x55 for byte in data[60:99]) + data[99:]
+    )
+    with pytest.raises(SettingsError, match="can't be read"):
+        load_dataset("features", data_root=root)
+
+
 @pytest.mark.parametrize(
     ("train", "words"),
     [
         (np.full((2, 3), np.nan), "expected finite"),
         (np.zeros((2, 800)), "have 800 entries, 28 x 28 pixels hold fewer"),
         (np.zeros((2, 3, 4)), "expected finite"),
+        (np.zeros((2, 0)), "expected finite"),
     ],
 )
 def test_vectors_that_are_none_are_refused(root: Path, train: np.ndarray, words: str) -> None:
