@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Boxes
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.driving import recording
 from replayfleet.federation.streams.driving.recording import Driving, DrivingFrame
 from replayfleet.federation.streams.street.street import Street
 
@@ -217,19 +218,13 @@ def find_recording(data_root: Path | None, environment: str | None) -> Path | No
         SettingsError: The operator named a folder without recorded driving.
     """
     if data_root is not None:
-        found = _recording_in(data_root)
+        found = recording.find_recording(data_root)
         if found is None:
             raise SettingsError(
                 f"--data-root {data_root}: neither it nor its carla/ holds images/, labels/ and labels.txt"
             )
         return found
-    return _recording_in(Path(environment)) if environment else None
-
-
-def _recording_in(folder: Path) -> Path | None:
-    parts = ("images", "labels", "labels.txt")
-    places = (folder / "carla", folder)
-    return next((place for place in places if all((place / part).exists() for part in parts)), None)
+    return recording.find_recording(Path(environment)) if environment else None
 
 
 def _showing_something(driving: Driving, town: str) -> list[DrivingFrame]:
