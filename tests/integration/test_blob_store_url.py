@@ -385,6 +385,18 @@ def test_a_store_that_refuses_without_a_word_is_told_by_its_status(
     assert f"{url} {said}" in caplog.text
 
 
+def test_what_ends_without_a_word_is_told_by_its_kind(
+    folder: Callable[[], ClaimStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    def stalls() -> Iterator[bytes]:
+        yield b"half"
+        raise TimeoutError  # as of a store that answers, and then says nothing more
+
+    with pytest.raises(TimeoutError):
+        folder().put("a" * 32, stalls()).result(timeout=60)
+    assert "error=TimeoutError after 0 s next" in caplog.text
+
+
 def failing() -> Iterator[bytes]:
     yield b"half"
     raise FileExistsError

@@ -285,7 +285,8 @@ class ClaimStore:
                     rest_s = min(10 * took_s, MAX_REST_S) if late else REST_S
                     self._rests_until, self._opened = max(self._rests_until, now + rest_s), None
             if fresh:
-                text = _against(error, address) or f"took {took_s:.0f} s, expected {patience_s:g} at most"
+                slow = f"took {took_s:.0f} s, expected {patience_s:g} at most"
+                text = _against(error, address) or (slow if late else f"{type(error).__name__} after {took_s:.0f} s")
                 log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
             if error is not None:
                 raise error
