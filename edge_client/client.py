@@ -362,6 +362,7 @@ class Client:
             has_data=self._data_again_at is None,
             abandoned=(_place_under(agreed, base) if self._fails_on(base) else None) or NOWHERE,
             sent_away=NOWHERE if sent_away is None else Place(epoch_of(sent_away.version), sent_away.round),
+            waited=self.step is Step.WAIT_DOWNLOAD,
         )
 
     def _advance(self, now: float) -> None:

@@ -80,6 +80,7 @@ class Situation:
         has_data: False once the source said that it has no samples for the open round.
         abandoned: of the download that training failed on, if it is what the open round would be trained from.
         sent_away: of the download that was rolled back, if none newer is held.
+        waited: whether it waits for a round's models already.
     """
 
     announcement: Announcement | None
@@ -94,6 +95,7 @@ class Situation:
     has_data: bool = True
     abandoned: Place = NOWHERE
     sent_away: Place = NOWHERE
+    waited: bool = False
 
 
 def next_step(now: Situation) -> Step:
@@ -109,7 +111,13 @@ def next_step(now: Situation) -> Step:
         return Step.EXCLUDED if now.training_round is None else Step.TRAINING
     if now.pending is not None:
         return _until_it_counts(now, now.pending, word)
-    return _in_an_open_round(now, word) if word.state == "open" else Step.WAIT_ROUND
+    return _in_an_open_round(now, word) if word.state == "open" else _while_it_is_aggregated(now, word)
+
+
+def _while_it_is_aggregated(now: Situation, word: Announcement) -> Step:
+    # Whom rounds pass by waits on meanwhile: it never said so where each round was shorter than its patience.
+    passed_by = now.waited and open_place(now, word) not in {now.held, now.coming}
+    return Step.WAIT_DOWNLOAD if passed_by else Step.WAIT_ROUND
 
 
 def _until_it_counts(now: Situation, pending: Pending, word: Announcement) -> Step:

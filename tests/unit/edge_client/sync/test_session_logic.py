@@ -39,6 +39,15 @@ def test_a_round_is_trained_when_it_is_open_and_its_manifest_is_held() -> None:
     assert next_step(replace(READY, has_data=False)) is Step.WAIT_DATA
 
 
+def test_whom_rounds_pass_by_waits_for_models_without_a_break_so_that_it_can_say_for_how_long() -> None:
+    waits = replace(READY, held=None, waited=True)
+    for announcement in (word(3), word(3, "aggregating"), word(4), word(4, "aggregating")):
+        assert next_step(replace(waits, announcement=announcement)) is Step.WAIT_DOWNLOAD
+    aggregating = replace(waits, announcement=word(3, "aggregating"))
+    assert next_step(replace(aggregating, coming=at(3))) is Step.WAIT_ROUND, "they came all the same"
+    assert next_step(replace(aggregating, waited=False)) is Step.WAIT_ROUND, "it begins while a round is aggregated"
+
+
 def test_nothing_starts_without_an_aggregator_but_training_goes_on() -> None:
     for announcement in (None, word(3, "offline")):
         assert next_step(replace(READY, announcement=announcement)) is Step.WAIT_AGGREGATOR
