@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,10 @@ class StackedParameters:
 
     def __len__(self) -> int:
         return len(self._sets)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the matrix out: another process makes its own of the sets."""
+        return {name: value for name, value in vars(self).items() if name != "matrix"}
 
     @property
     def num_bytes(self) -> int:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.steps import precision
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.personalisation import mixtures
@@ -234,6 +236,18 @@ def test_trusting_everybody_changes_no_bit(experts: list[dict[str, torch.Tensor]
         for trusted in (None, (0, 1, 2))
     ]
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
+
+
+def test_what_all_mix_is_stacked_before_threads_ask_for_it(experts: list[dict[str, torch.Tensor]]) -> None:
+    stacked = StackedParameters(experts)
+
+    def spread(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        assert "matrix" in vars(stacked)
+        return [function(item) for item in items]
+
+    with spread_by(spread):
+        personalise_all(TOY, stacked, [(0, replay_of({0: 4}))], SEARCH, torch.Generator())
+    assert "matrix" not in vars(copy.copy(stacked)), "nor does another process get it beside what it is made of"
 
 
 def test_the_nearest_are_those_who_met_the_same_classes_in_the_same_shares() -> None:
