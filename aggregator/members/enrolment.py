@@ -436,5 +436,7 @@ def _kept(broker: Path) -> tuple[x509.Certificate | None, bool]:
 
 
 def _hosts_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return tuple(str(name.value) for name in names)
+    with contextlib.suppress(x509.ExtensionNotFound):  # somebody else's certificate, which ours replaces
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return tuple(str(name.value) for name in names)
+    return ()

@@ -385,6 +385,17 @@ def test_the_brokers_certificate_follows_its_names_and_is_renewed_in_time(tmp_pa
     assert at(802) == third == made.serial_number
 
 
+def test_a_certificate_of_somebody_else_in_the_brokers_place_is_replaced(tmp_path: Path) -> None:
+    """One without names ended every command about members with a traceback."""
+    with opened(tmp_path, new=True, now=NOW):
+        pass
+    (tmp_path / "broker" / "broker.crt").write_bytes((tmp_path / "members" / "ca.crt").read_bytes())
+    with opened(tmp_path, now=NOW):
+        pass
+    made = x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes())
+    assert enrolment._hosts_in(made) == enrolment.LOCAL
+
+
 def test_where_the_broker_has_its_files_is_remembered(tmp_path: Path) -> None:
     def named() -> str | None:
         return broker_files.place_in(tmp_path / "broker" / "replayfleet.conf")
