@@ -164,8 +164,9 @@ def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:
 
 def _row(standing: Standing, member: Member | None, view: MemberView | None, now: float) -> dict[str, Any]:
     valid = [each for each in member.certificates if each.ends_at > now] if member else []
-    until = "" if member is None else day(member.revoked_at or max(each.ends_at for each in member.certificates))
-    note = f"a former certificate counts until {day(min(each.ends_at for each in valid))}" if len(valid) > 1 else ""
+    until = "" if member is None else day(member.revoked_at or member.certificates[0].ends_at)
+    former = [each.ends_at for each in valid if member and each is not member.certificates[0]]
+    note = f"a former certificate counts until {day(max(former))}" if former else ""
     if member is not None and member.revoked_at is None and not valid:
         state = "expired"
     elif standing.revoked_at is not None:

@@ -195,10 +195,10 @@ def expiries(folder: Path) -> dict[str, float]:
     try:
         path = (folder / DATABASE).absolute().as_uri()
         question = (
-            "SELECT client, max(ends_at) FROM certificates JOIN members USING (client) "
+            "SELECT client, ends_at, max(issued_at) FROM certificates JOIN members USING (client) "
             "WHERE revoked_at IS NULL GROUP BY client"
         )
         with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=1.0)) as database:
-            return dict(database.execute(question))
+            return {client: ends_at for client, ends_at, _ in database.execute(question)}
     except sqlite3.Error:
         return {}

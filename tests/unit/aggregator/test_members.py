@@ -20,8 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from replayfleet.aggregator.cli import cli
+from replayfleet.aggregator.control import listing
 from replayfleet.aggregator.members import authority, broker_files, enrolment, table
 from replayfleet.aggregator.members.enrolment import Broker, Terms, opened
+from replayfleet.aggregator.records.roll import Standing
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import SettingsError
@@ -394,6 +396,19 @@ def test_a_certificate_of_somebody_else_in_the_brokers_place_is_replaced(tmp_pat
         pass
     made = x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes())
     assert enrolment._hosts_in(made) == enrolment.LOCAL
+
+
+def test_a_member_has_the_days_of_its_newest_certificate_though_a_former_one_counts_longer(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    with opened(tmp_path, now=NOW + timedelta(seconds=1)) as registry:
+        registry.renew("cam-1", Terms(days=5), overlap_days=14)
+        row = listing._row(Standing("cam-1"), registry.member("cam-1"), None, NOW.timestamp())
+    newest, former = (NOW + timedelta(days=days, seconds=1) for days in (5, 14))
+    assert (row["until"], row["note"]) == (
+        f"{newest:%Y-%m-%d}",
+        f"a former certificate counts until {former:%Y-%m-%d}",
+    )
+    assert table.expiries(tmp_path)["cam-1"] == pytest.approx(newest.timestamp(), abs=1)
 
 
 def test_where_the_broker_has_its_files_is_remembered(tmp_path: Path) -> None:
