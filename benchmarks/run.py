@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
     "simulated_clients": ([], ["--epochs", "1", "--repeats", "1"]),
     "live_camera": ([], ["--seconds", "3"]),
+    "synthetic_street": ([], ["--pictures", "10"]),
     "served_stream": ([], ["--seconds", "3"]),
     "serving_while_training": ([], ["--seconds", "3"]),
     "hot_swaps": ([], ["--swaps", "3"]),

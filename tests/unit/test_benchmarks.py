@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
+
+from benchmarks.run import BENCHMARKS
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 MODULES = sorted(
@@ -19,6 +22,16 @@ MODULES = sorted(
 
 def test_they_are_found() -> None:
     assert len(MODULES) > 30
+
+
+def test_make_bench_runs_what_its_page_says() -> None:
+    rows = [line for line in (FOLDER / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    run = {
+        found[1].rpartition(".")[2]
+        for row in rows
+        if "not part of `make bench`" not in row and (found := re.search(r"python -m benchmarks\.([\w.]+)", row))
+    }
+    assert run == BENCHMARKS.keys()
 
 
 @pytest.mark.parametrize("name", MODULES)
