@@ -19,6 +19,7 @@ from tests.support.toy import TOY, toy_data
 
 QUICK = {
     "local_epochs": 1,
+    "local_iterations": 2,
     "batch_size": 6,
     "sub_generator_epochs": 1,
     "first_sub_generator_epochs": 1,

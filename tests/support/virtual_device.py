@@ -8,7 +8,7 @@ lazy device has no kernels in its wheels and runs backward passes on the calling
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,9 +66,9 @@ class _Make(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in {torch.tensor, torch.as_tensor, torch.asarray} and _is_there(kwargs.get("device")):
             return func(*args, **kwargs | {"device": "cpu"}).to(DEVICE)
-        if func is Tensor.new_tensor and isinstance(args[0], _There):
+        if func is Tensor.new_tensor and type(args[0]) is _There:
             return torch.tensor(args[1], **{"dtype": args[0].dtype} | kwargs).to(DEVICE)
-        if func is Tensor.tolist and isinstance(args[0], _There):
+        if func is Tensor.tolist and type(args[0]) is _There:
             return args[0].cpu().tolist()
         if func in {Tensor.__getitem__, Tensor.__setitem__} and isinstance(args[1], list):
             args = (args[0], torch.tensor(args[1]), *args[2:])
@@ -92,42 +92,53 @@ def _is_there(device: Any) -> bool:
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name, aliases = _known(func)
-    tensors = [each for each in _flat((*args, *kwargs.values())) if isinstance(each, Tensor)]
-    places = {isinstance(tensor, _There) for tensor in tensors if tensor.ndim > 0}
+    name, aliases, writes = _known(func)
+    tensors: list[Tensor] = []
+    inside = [_inner(value, tensors) for value in args]
+    named = {key: _inner(value, tensors) for key, value in kwargs.items()}
+    places = {type(tensor) is _There for tensor in tensors if tensor.ndim > 0}
     if len(places) > 1 and not name.startswith(_TAKES_FROM_THE_CPU):
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found cpu and {NAME}")
     there = _result_is_there(name, args, kwargs, tensors)
     if there and kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: expected a {NAME} device type for generator but found cpu")
-    inside = {key: "cpu" if key == "device" and _is_there(value) else value for key, value in kwargs.items()}
-    result = func(*_each(_inner, args), **{key: _each(_inner, value) for key, value in inside.items()})
+    if _is_there(kwargs.get("device")):
+        named["device"] = "cpu"
+    result = func(*inside, **named)
     if not there:
         return result
-    result = _each(_outer, result)
+    if writes:
+        return args[0]
+    result = _outer(result)
     return return_and_correct_aliasing(func, args, kwargs, result) if aliases else result
 
 
 @functools.cache
-def _known(func: Any) -> tuple[str, bool]:
-    """Return an operation's name, and whether it writes into an argument or returns a view of one."""
-    return str(func), any(each.alias_info is not None for each in (*func._schema.arguments, *func._schema.returns))
+def _known(func: Any) -> tuple[str, bool, bool]:
+    """Return an operation's name, and whether it has to do with aliases, and writes numbers into its first argument.
+
+    An alias is an argument that it writes into, or returns a view of.
+    """
+    arguments, returns = func._schema.arguments, func._schema.returns
+    aliases = any(each.alias_info is not None for each in (*arguments, *returns))
+    written = [each.alias_info is not None and each.alias_info.is_write for each in (*arguments[:1], *returns)]
+    return str(func), aliases, written == [True, True] and torch.Tag.inplace_view not in func.tags
 
 
-def _flat(values: Any) -> Iterator[Any]:
-    """Go through what lies in values, and in lists and tuples of them: operations take nothing deeper."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value changed; of a list or tuple everything in it."""
+def _inner(value: Any, tensors: list[Tensor]) -> Any:
+    """Return what lies behind a value, or all of a list; note its tensors. Operations take nothing deeper."""
     if isinstance(value, (list, tuple)):
-        return type(value)([_each(change, each) for each in value])
-    return change(value)
+        return type(value)([_inner(each, tensors) for each in value])
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.inner if type(value) is _There else value
+    return value
+
+
+def _outer(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_outer(each) for each in value])
+    return _There(value) if isinstance(value, Tensor) and type(value) is not _There else value
 
 
 def _result_is_there(name: str, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
@@ -136,13 +147,5 @@ def _result_is_there(name: str, args: Any, kwargs: dict[str, Any], tensors: list
     if kwargs.get("device") is not None:
         return _is_there(kwargs["device"])
     if name.startswith(_TAKES_FROM_THE_CPU):
-        return isinstance(args[0], _There)
-    return any(isinstance(tensor, _There) for tensor in tensors)
-
-
-def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, _There) else value
-
-
-def _outer(value: Any) -> Any:
-    return _There(value) if isinstance(value, Tensor) and not isinstance(value, _There) else value
+        return type(args[0]) is _There
+    return any(type(tensor) is _There for tensor in tensors)
