@@ -7,6 +7,7 @@ so that ``import replayfleet`` loads neither torch nor NumPy.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ __all__ = [
     "open_run",
     "simulate",
 ]
+
+for _name, _value in {"ORT_DISABLE_TELEMETRY": "1", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "true"}.items():
+    # ONNX Runtime (from 1.29 on), Ray and MLflow else tell their makers of each machine and of the models on it.
+    os.environ.setdefault(_name, _value)
 
 
 def __getattr__(name: str) -> Any:
