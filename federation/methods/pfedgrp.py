@@ -251,8 +251,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         for class_id, parameters in upload.sub_generators.items():
             kind.check(parameters)
             if isinstance(kind, Mixture):
-                # a donor's count as much as one's own
-                most = upload.seen[class_id] * (2 if self.warm_start else 1) + kind.spec.num_components
+                most = self.most_met(upload.seen[class_id]) + kind.spec.num_components
                 if (met := int(parameters["num_samples"].sum())) > most:
                     raise ValueError(f"the mixture of class {class_id} met {met} images, expected at most {most}")
         self._check_privacy(upload)
@@ -288,6 +287,9 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             return kind
         private = DpSgd(noise_multiplier=self.dp_noise_multiplier, max_grad_norm=self.dp_max_grad_norm)
         return replace(kind, privacy=private)  # type: ignore[type-var]
+
+    def most_met(self, seen: int) -> int:
+        return seen * (2 if self.warm_start else 1)  # a donor's count as much as one's own
 
     def _unknown_to(self, download: grp.Download, memory: grp.ClientState) -> dict[int, Parameters]:
         """Return the sub-generators that the aggregator doesn't hold, as far as its download tells."""

@@ -176,12 +176,10 @@ def _counted_once(
     """Return a state that hasn't counted these samples yet, and the digests of all that it has counted after them.
 
     It has where an aggregator went back to this round, and its samples are the same again; then a buffer that has met
-    them isn't offered them either, and a mixture of Gaussians has them once. What a private sub-generator of them cost
-    stays: it was drawn, and may be known.
+    them isn't offered them either. What a private sub-generator of them cost stays: it was drawn, and may be known.
     """
     from replayfleet.federation.methods.kit.packing import uncounted
     from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds
-    from replayfleet.federation.methods.steps.memory import Memory
 
     digest = hashlib.sha256(b"%d" % round_index)
     for part in (data.images, data.labels):
@@ -192,8 +190,6 @@ def _counted_once(
         state = uncounted(state, data.counts)
         if isinstance(state, (Reservoir, StoredRounds)):
             state = state.met_last(data.images)
-        elif isinstance(state, Memory):
-            state = state.to_meet_again(data.counts())
     return state, (*others, mark)[-MAX_COUNTED:]
 
 

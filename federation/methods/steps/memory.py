@@ -8,7 +8,7 @@ Axes: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -100,18 +100,6 @@ class Memory(packing.Record):
         """Return ``seen`` with a round's samples counted in."""
         now = data.counts()
         return {c: self.seen.get(c, 0) + now.get(c, 0) for c in sorted(self.seen.keys() | now.keys())}
-
-    def to_meet_again(self, class_ids: Collection[int]) -> Memory:
-        """Return the memory whose mixtures of these classes count about as many images as ``seen`` still has of them.
-
-        Moments can't forget an image; learned again without this, each would count twice. What they cost stays.
-        """
-        fewer = {
-            c: replace(own, generator=counted_as(own.generator, self.seen.get(c, 0)))
-            for c, own in self.sub_generators.items()
-            if c in class_ids and "num_samples" in own.generator
-        }
-        return replace(self, sub_generators={**self.sub_generators, **fewer})
 
     def after(self, data: RoundData, updated: Mapping[int, SubGenerator]) -> Memory:
         """Return the memory after a round that trained ``updated``."""
@@ -246,6 +234,10 @@ class MemorySettings:
             betas=(self.gan_beta1, self.gan_beta2),
             critic_steps_per_generator_step=self.critic_steps_per_generator_step,
         )
+
+    def most_met(self, seen: int) -> int:
+        """Return how many images of a class a mixture may have met, but for one a component, if so many were seen."""
+        return seen
 
     def holds(self, key: int) -> bool:
         """Whether ``key`` is one that this method's sub-generators are kept under."""
@@ -420,7 +412,7 @@ def retrainings(
             if share >= settings.gate_threshold:
                 continue
         images = mixed.real.images[mixed.real.labels == class_id]
-        start = known or kind.new(own_rng)
+        start = kind.new(own_rng) if known is None else _counted(settings, known, memory.seen.get(class_id, 0))
         if known is None and class_id in donors:
             donor = donors[class_id]
             start = replace(start, generator=counted_as(donor, len(images)) if isinstance(kind, Mixture) else donor)
@@ -429,6 +421,17 @@ def retrainings(
             start.on(images.device), images, epochs, own_rng, share, can_wait=known is not None
         )
     return drifted
+
+
+def _counted(settings: MemorySettings, known: SubGenerator, seen: int) -> SubGenerator:
+    """Return a sub-generator that counts no more images than were seen, as a mixture of a round that is trained again.
+
+    Moments can't forget an image: learned once more without this, each would count twice. What they cost stays.
+    """
+    counts = known.generator.get("num_samples")
+    if counts is None or int(counts.sum()) <= settings.most_met(seen) + len(counts):
+        return known
+    return replace(known, generator=counted_as(known.generator, settings.most_met(seen)))
 
 
 def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: bool | None = None) -> list[SubGenerator]:

@@ -9,7 +9,8 @@ from torch import Tensor
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_records import Upload
-from replayfleet.federation.methods.steps.memory import kind_of
+from replayfleet.federation.methods.steps.memory import Memory, MixedData, kind_of, retrainings, sampler_of
+from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.sub_generators.gaussian import (
     components_of,
     counted_as,
@@ -27,7 +28,7 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.federation.wire.protocol.tensors import encode_arrays
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import LATENT_SIZE, MixtureSpec
-from tests.support.toy import TOY
+from tests.support.toy import TOY, toy_data
 
 ONE = MixtureSpec(TOY, 32)
 FOUR = MixtureSpec(TOY, 16, 4)
@@ -224,3 +225,18 @@ def test_no_component_holds_its_images_whole_where_its_class_has_more() -> None:
     assert without_small(many, 2) == many, "nor is there a need"
     few = [moments_of(torch.randn(count, 3), 2) for count in (3, 5, 6)]
     assert sorted(one.num_samples for one in without_small(few, 2)) in ([5, 9], [6, 8]), "three lie in two directions"
+
+
+def test_images_that_are_to_be_met_again_count_once() -> None:
+    settings, data = PFedGRP(task=TOY, sub_generator="pca-mixture", gate=False), toy_data({0: 20})
+    known = learned(FOUR, new_mixture(FOUR), data.images, rng())
+    nothing = Replay(torch.empty(0, *TOY.image_shape), torch.empty(0, dtype=torch.int64), 0, 0)
+
+    def begun(seen: int) -> Tensor:
+        memory, mixed = Memory({0: known}, {0: seen}), MixedData(data, nothing)
+        work = retrainings(settings, memory, mixed, lambda images: images, rng(), sampler_of(settings))
+        return work[0].start.generator["num_samples"]
+
+    assert int(begun(0).sum()) == int((known.generator["num_samples"] > 0).sum())  # its round is trained again
+    assert torch.equal(begun(20), known.generator["num_samples"])
+    assert int(begun(10).sum()) in range(7, 15)
