@@ -315,6 +315,8 @@ class Coordinator:
             ghosts += [client_id for client_id in parts.store.clients() if not parts.presence.knows(client_id)]
         for client_id in ghosts:
             self._downloads.forget(client_id)
+            self._reported.pop(client_id, None)
+            parts.metrics.reported.pop(client_id, None)
         if ghosts:
             _log.info("newcomers forgotten", count=len(ghosts), reason="they confirmed no download")
 

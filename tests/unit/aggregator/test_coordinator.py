@@ -1034,6 +1034,20 @@ def test_a_download_that_was_being_made_for_a_ghost_leaves_nothing(tmp_path: Pat
     assert crowd.store.clients() == ("a", "b")
 
 
+def test_what_ghosts_reported_keeps_no_place_that_a_member_needs(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    crowd.flood(1)
+    crowd.jobs.run(crowd.time)
+    for client, manifest, _ in crowd.courier.sent:
+        crowd.hears(Received(client, Report(client, 0, manifest.version, {"accuracy": 0.5})), now=crowd.time)
+    reported, shown = crowd.coordinator._reported, crowd.coordinator._parts.metrics.reported
+    shown.update({client: {"accuracy": 0.5} for client in reported})  # as the journal's listener does
+    assert len(shown) > 2
+    crowd.passes(DEAD_AFTER_S + 1)
+    crowd.passes(1.0)
+    assert reported.keys() | shown.keys() <= {"a", "b"}
+
+
 def test_rows_of_those_who_never_confirmed_are_gone_some_time_after_a_restart(tmp_path: Path) -> None:
     crowd = Crowd(tmp_path)
     crowd.flood(1)
