@@ -72,6 +72,13 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
 """Method -> settings of its own -> values."""
 
 
+_STREAM = (
+    *(("--dataset", "dataset", "dataset"), ("--settings", "preset", "preset"), ("--scenario", "scenario", "scenario")),
+    *(("--clients", "clients", "num_clients"), ("--rounds", "rounds", "num_rounds")),
+)
+"""Options that all trials of a file share, by their names here and in what a run was."""
+
+
 def validation(data: Dataset) -> Dataset:
     """Return the training part alone, divided into training and test images class by class."""
     held_out = np.zeros(len(data.train.labels), dtype=np.bool_)
@@ -141,6 +148,10 @@ def search(
     if any(line["fixed"] != list(fixed) for line in earlier):
         was = ", ".join(earlier[0]["fixed"]) or "nothing"
         raise SettingsError(f"{path} has trials with {was} as --set; expected the same, or another --out")
+    for ran in ({**line["run"].get("stream", {}), **line["run"]} for line in earlier):
+        other = [f"{option} {ran[key]}" for option, name, key in _STREAM if ran.get(key, given[name]) != given[name]]
+        if other:
+            raise SettingsError(f"{path} has trials with {', '.join(other)}; expected the same, or another --out")
     done = {(line["method"], line["trial"]) for line in earlier}
     wanted = [(method, trial) for trial in range(trials) for method in methods if (method, trial) not in done]
     settings = {key: trial_settings(*key) for key in wanted}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,12 @@ def test_a_line_that_is_no_trial_is_refused(tmp_path: Path):
     (tmp_path / "trials.jsonl").write_text("{\n")
     with pytest.raises(SettingsError, match="remove the line"):
         lines_of(tmp_path / "trials.jsonl")
+
+
+def test_trials_on_another_stream_are_not_taken_for_those_asked_for(tmp_path: Path):
+    stream = {"scenario": "gradual", "num_clients": 2, "num_rounds": 10}
+    run = {"dataset": "fashion-mnist", "preset": "small", "stream": stream}
+    (tmp_path / "trials.jsonl").write_text(json.dumps({"method": "fedavg", "trial": 0, "fixed": [], "run": run}) + "\n")
+    words = ["fedavg", "--out", str(tmp_path), "--trials", "1", "--rounds", "20", "--settings", "tiny"]
+    refused = CliRunner().invoke(search.search, words, standalone_mode=False)
+    assert "has trials with --settings small, --rounds 10; expected the same" in str(refused.exception)
