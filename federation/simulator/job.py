@@ -45,7 +45,7 @@ from replayfleet.federation.simulator.result import (
     versions,
 )
 from replayfleet.federation.simulator.run_spec import RunSpec
-from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
+from replayfleet.federation.simulator.settings import method_fields, method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import (
     DATASETS,
@@ -258,7 +258,10 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     if isinstance(data, BoxDataset):
         require_metric()
     data = _with_model(data, spec.model)
-    method = method_from(ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, spec.changes())
+    kind = ALL_METHODS.named(spec.method, VARIANTS)
+    if spec.serve is not None and "serve" not in method_fields(kind):
+        raise SettingsError(f"--serve {spec.serve}: clients of {spec.method} serve what they download; leave it out")
+    method = method_from(kind, data.task, spec.preset, spec.changes())
     can_in_step = can_train_in_step(type(method)) and plain_task(data.task).get("architecture") is None
     if spec.in_step and not can_in_step:
         raise SettingsError(
