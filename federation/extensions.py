@@ -132,7 +132,8 @@ def code_of(group: str, name: str, built_in: Container[str]) -> dict[str, str]:
     alone = [Path(spec.origin)] if spec is not None and spec.origin and not folders else []
     found = hashlib.sha256()
     for path in sorted([*alone, *(path for folder in folders for path in folder.rglob("*.py"))]):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
+        if path.is_file():  # an editor's lock is a link that leads nowhere
+            found.update(path.name.encode() + b"\0" + path.read_bytes())
     package = points[0].dist.name if points[0].dist is not None else points[0].value
     return {"package": package, "sha256": found.hexdigest()}
 

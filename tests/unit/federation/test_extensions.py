@@ -423,6 +423,19 @@ def test_a_run_is_another_one_with_other_code_of_a_package(install: Install, tmp
     assert "packages" not in identity_of(ours, simulation_of(ours, wanted_stream(ours), data))
 
 
+def test_what_an_editor_leaves_beside_the_files_of_a_package_is_none_of_them(install: Install, tmp_path: Path) -> None:
+    install("yard", **{"replayfleet.methods": {"yard": "yards:Yard"}})
+    folder = tmp_path / "yard" / "yards"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("Yard = 1")
+    before = extensions.code_of(METHODS_GROUP, "yard", METHODS)
+    assert before["package"] == "yard"
+    (folder / ".#__init__.py").symlink_to("somebody@somewhere.1234")
+    assert extensions.code_of(METHODS_GROUP, "yard", METHODS) == before
+    (folder / "more.py").write_text("")
+    assert extensions.code_of(METHODS_GROUP, "yard", METHODS) != before
+
+
 MODEL = """
 import torch
 from torch import nn
