@@ -81,7 +81,10 @@ class ShownImages:
     images: NDArray[np.uint8] | LazyImages | MappedImages | ShownImages
     show: tuple[Callable[[NDArray[np.uint8]], NDArray[np.uint8]], ...]
 
-    names: Sequence[str] = ()
+    @property
+    def names(self) -> Sequence[str]:
+        names: Sequence[str] = getattr(self.images, "names", ())
+        return names
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
-from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, digest_of
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import SPLITS, StreamSettings, plain_settings
-from replayfleet.federation.streams.tasks import MIN_SHARE, TaskStream
+from replayfleet.federation.streams.tasks import MIN_SHARE, TaskStream, as_tasks_show_it
 from replayfleet.models.specs import TaskSpec
 
 NAMES = tuple("abcdef")
@@ -122,6 +122,18 @@ def test_tasks_show_the_same_images_of_the_same_clients_otherwise(scenario: str)
     if scenario == "permuted":
         assert (shown.train.images[first] == images[first]).all()
         assert (np.sort(shown.train.images[second], axis=None) == np.sort(images[first], axis=None)).all()
+
+
+@pytest.mark.parametrize("scenario", ["rotated", "permuted", "sequential"])
+def test_files_of_other_names_are_other_samples_however_tasks_show_them(scenario: str) -> None:
+    def digest(name: str) -> str:
+        made = data()
+        files = LazyImages((len(made.train.labels), 28, 28, 1), lambda index: [], [name] * len(made.train.labels))
+        held = dataclasses.replace(made, train=dataclasses.replace(made.train, images=files))
+        shown = as_tasks_show_it(StreamSettings(scenario=scenario, num_clients=2, num_tasks=2), held)
+        return digest_of((shown.train, shown.test))
+
+    assert digest("a/1.png") == digest("elsewhere/1.png") != digest("a/2.png")
 
 
 def test_a_rotation_turns_about_the_centre_and_keeps_what_it_can() -> None:
