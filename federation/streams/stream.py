@@ -413,8 +413,7 @@ class Stream:
         upper = min(sum(quota) for quota in quotas)
         if wanted is not None and wanted <= upper and self._lasts(wanted, task_types):
             return wanted
-        if wanted is None:
-            upper = min(upper, self._paper_num_rounds() or upper)
+        upper = min(upper, wanted or self._paper_num_rounds() or upper)  # more may do, of ``gradual``
         possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, task_types)), 0)
         if wanted is None and possible:
             return possible

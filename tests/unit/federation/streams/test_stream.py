@@ -144,6 +144,14 @@ def test_a_class_with_few_samples_limits_the_rounds():
         stream(labels=(labels, SMALL[1]), num_clients=1, num_rounds=some.num_rounds + 1)
 
 
+def test_of_rounds_that_are_too_many_fewer_are_said_to_last_though_more_would_do_too():
+    """13 rounds of ``gradual`` bring one of five task types four times, 15 each three times."""
+    given = {"samples_per_class": 20, "test_samples_per_class": 4}
+    assert stream("gradual", num_rounds=15, **given).num_rounds == 15
+    with pytest.raises(SettingsError, match="lasts for 12 rounds on this data, not for 13; ask for fewer"):
+        stream("gradual", num_rounds=13, **given)
+
+
 def test_a_data_set_smaller_than_one_round_is_refused():
     with pytest.raises(SettingsError, match="lasts for 0 rounds"):
         stream(samples_per_class=61)
