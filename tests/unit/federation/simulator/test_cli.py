@@ -223,10 +223,10 @@ def test_a_resumed_run_serves_and_tells_what_was_chosen_before(
     fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write_fashion_mnist(tmp_path / "data", train_per_class=24, test_per_class=4)
-    sizes = ["--clients", "2", "--rounds", "3", "--set", "samples_per_class=12", "--set", "test_samples_per_class=2"]
+    sizes = ["--clients", "2", "--rounds", "2", "--set", "samples_per_class=12", "--set", "test_samples_per_class=2"]
     words = ["pfedgrp-plus", "--settings", "tiny", "--model", "lenet", "--serve", "best", *sizes, "--out"]
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "_round", interrupted_in(2))
+        patch.setattr(Simulation, "_round", interrupted_in(1))
         assert fleet_sim(*words, "out")[0] == 130
     assert fleet_sim(*words, "out", "--resume")[0] == 0
     assert fleet_sim(*words, "whole")[0] == 0
