@@ -39,9 +39,10 @@ def torch_as_it_comes() -> Iterator[None]:
     """Compute in a program of others as in a process of our own, whatever it set in PyTorch; that stays as it was."""
     import torch
 
-    mkldnn: Any = torch.backends.mkldnn  # its stubs lack ``matmul``
-    threads, dtype, matmul = torch.get_num_threads(), torch.get_default_dtype(), mkldnn.matmul
-    precision = matmul.fp32_precision
+    mkldnn: Any = torch.backends.mkldnn  # its stubs lack ``matmul`` and ``conv``
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    # As set_float32_matmul_precision chooses for ``matmul``; "none" and "ieee" keep float32's bits.
+    rounded = [(one, said) for one in (mkldnn.matmul, mkldnn.conv) if (said := one.fp32_precision) in {"bf16", "tf32"}]
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -51,15 +52,16 @@ def torch_as_it_comes() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         denormal = torch.full((1,), 1e-40)
         flushes = not (denormal * 1).any()
-        if precision == "bf16":  # of set_float32_matmul_precision("medium"); other values keep float32's bits on a CPU
-            matmul.fp32_precision = "ieee"
+        for one, _ in rounded:
+            one.fp32_precision = "ieee"
         try:
             yield
         finally:
             torch.set_num_threads(threads)
             torch.set_flush_denormal(flushes)
             torch.set_default_dtype(dtype)
-            matmul.fp32_precision = precision
+            for one, said in rounded:
+                one.fp32_precision = said
 
 
 def leave_the_compiler_out() -> None:

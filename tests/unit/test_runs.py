@@ -108,6 +108,7 @@ def test_a_simulation_returns_what_it_measured_and_the_models_that_were_measured
 
 def test_what_a_program_set_in_pytorch_neither_counts_nor_changes(tmp_path: Path) -> None:
     write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
+    mkldnn: Any = torch.backends.mkldnn  # its stubs lack ``conv``
 
     def learned(out: str) -> Model:
         few: dict[str, Any] = {"set": {"samples_per_class": 3, "test_samples_per_class": 1}, "clients": 1, "rounds": 1}
@@ -117,15 +118,17 @@ def test_what_a_program_set_in_pytorch_neither_counts_nor_changes(tmp_path: Path
 
     def now() -> tuple[Any, ...]:
         flushes = not (torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1).any()
-        return torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision(), flushes
+        matmul, conv = torch.get_float32_matmul_precision(), mkldnn.conv.fp32_precision
+        return torch.get_num_threads(), torch.get_default_dtype(), matmul, conv, flushes
 
-    def choose(threads: int, dtype: torch.dtype, matmul: str, flushes: bool) -> None:
+    def choose(threads: int, dtype: torch.dtype, matmul: str, conv: str, flushes: bool) -> None:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(matmul)
+        mkldnn.conv.fp32_precision = conv
         torch.set_flush_denormal(flushes)
 
-    expected, ours, theirs = learned("ours"), now(), (2, torch.float64, "medium", False)
+    expected, ours, theirs = learned("ours"), now(), (2, torch.float64, "medium", "bf16", False)
     try:
         choose(*theirs)
         with torch.device("meta"), torch.autocast("cpu"):
