@@ -355,8 +355,12 @@ def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) 
     try:
         return kind(**values)
     except WrongValueError as error:
-        # What a part of it that is made of these values refuses has a name of its own.
-        raise SettingsError(f"{written[error.name]}: {error}" if error.name in written else str(error)) from error
+        if error.name not in written:  # what a part of it that is made of these values refuses has a name of its own
+            raise SettingsError(str(error)) from error
+        setting, where, said = settings_of(kind)[error.name], written[error.name], str(error)
+        value = said.removeprefix(f"{error.name} is ")
+        is_named = value != said and where in {setting.flag, setting.variable}
+        raise SettingsError(f"{where} is {value}" if is_named else f"{where}: {said}") from error
     except (SettingsError, ValueError) as error:
         # Values that don't go together: the message names their fields, and this adds where each of them stands.
         named = [f"{name}: {where}" for name, where in written.items() if re.search(rf"\b{name}\b", str(error))]

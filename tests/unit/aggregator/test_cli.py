@@ -39,6 +39,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--fleet", "a/b"], "fleet 'a/b' is not 1 to 64 letters, digits, '_' or '-'"),
         (["--fleet", "-yard"], "fleet '-yard' is not 1 to 64 letters, digits, '_' or '-' (not as the first)"),
         (["--threads", "0"], "--threads is '0', expected a whole number, 1 to 1024"),
+        (["--open-rounds", "noon"], "--open-rounds is 'noon', expected by-hand"),
         (["--broker", "mqtt://example.org"], "is on another machine and not encrypted"),
         (["--broker", "mqtts://user:secret@example.org"], "credentials don't belong into a URL"),
         (["--tls-ca", "none.pem"], "TLS file 'none.pem' does not exist"),

@@ -112,7 +112,7 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
             {},
             "REPLAYFLEET_THREADS is '0', expected a whole number",
         ),
-        ("", {"REPLAYFLEET_FRAMES": "5"}, {}, "REPLAYFLEET_FRAMES: frames is 5, expected an even number"),
+        ("", {"REPLAYFLEET_FRAMES": "5"}, {}, "REPLAYFLEET_FRAMES is 5, expected an even number"),
         ("", {}, {"data_root": ""}, "--data: expected a path, not an empty text"),
         ("", {}, {"view": "crop"}, "--view is 'crop', expected whole or crops"),
         ("", {}, {"set": ("a",)}, "--set a: expected KEY=VALUE"),
