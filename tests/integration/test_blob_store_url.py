@@ -147,7 +147,7 @@ def test_a_store_that_connects_and_is_away_keeps_nobody_from_starting(
     "url",
     [
         *("s3://", "s3:///models", "ftp:///yard", "/yard", "nonsense://yard", "s3://user:pw@yard", "http://[bad"),
-        *("file://yard/models", "file:models", "file:"),
+        *("file://yard/models", "file:models", "file:", "local://yard/models"),
     ],
 )
 def test_what_is_no_place_for_bundles_is_refused_in_words(url: str) -> None:

@@ -42,6 +42,8 @@ _CHUNK_BYTES = 1 << 20
 _AT_A_TIME = 4
 _NAMING = frozenset(("s3", "gs", "gcs", "az", "abfs", "ftp", "sftp", "smb"))
 """Protocols whose URLs begin with a bucket or a host."""
+_FOLDERS = ("file", "local")
+"""What fsspec calls this machine's own."""
 _S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 3, "read_timeout": 10, "retries": {"max_attempts": 1}}}
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ def check_store(url: str) -> str:
         place = "AWS_SECRET_ACCESS_KEY" if scheme == "s3" else f"FSSPEC_{scheme.upper()}_PASSWORD"
         raise SettingsError(f"blob store {scheme}://...: its URL holds a password; give it in the variable {place}")
     nameless = scheme in _NAMING and not parts.netloc
-    relative = scheme == "file" and (parts.netloc or not parts.path.startswith("/"))  # to where each program began
+    relative = scheme in _FOLDERS and (parts.netloc or not parts.path.startswith("/"))  # to where each program began
     if not scheme or nameless or relative:
         raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
     if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
@@ -172,7 +174,7 @@ class ClaimStore:
 
     @property
     def _is_shared(self) -> bool:
-        return self._scheme == "file"
+        return self._scheme in _FOLDERS
 
     @contextlib.contextmanager
     def _new(self, transfer_id: str) -> Iterator[IO[bytes]]:
