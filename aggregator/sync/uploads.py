@@ -125,9 +125,11 @@ class UploadDesk:
             upload = decode_upload(parts.method, manifest, parts.blobs, parts.gate.layout)
         except KeyError as error:
             raise UploadRejected(Reason.WRONG_DIGEST, f"blob {error} got lost on the way; send it again") from error
+        # Before it is durable, for what this raises has the upload offered again.
+        facts = dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
         if not parts.store.accept_upload(manifest, event.bytes_on_wire, self._rounds.index):
             raise UploadRejected(Reason.WRONG_ROUND, f"round {self._rounds.index} was closed meanwhile")
-        return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
+        return facts
 
     def _counts_soon(self, rejected: UploadRejected) -> bool:
         """Whether the next round takes it, and nothing is wrong: what has arrived of it stays."""

@@ -1115,17 +1115,18 @@ def test_after_a_restart_a_client_that_was_not_heard_yet_is_taken_to_want_what_i
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=repr)
+@pytest.mark.parametrize("looks", ["decode_upload", "dict"])
 def test_an_upload_that_cant_be_looked_at_for_a_moment_is_to_be_offered_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception, looks: str
 ) -> None:
-    desk.online("a")
+    desk.online("a", "b")
     with monkeypatch.context() as patched:
-        patched.setattr("replayfleet.aggregator.sync.uploads.decode_upload", Mock(side_effect=error))
+        patched.setattr(f"replayfleet.aggregator.sync.uploads.{looks}", Mock(side_effect=error), raising=False)
         with pytest.raises(type(error)):  # the loop counts it, and logs where it comes from
             desk.upload("a")
     assert (desk.courier.verdicts, desk.courier.reasons) == ([("a", False)], ["busy"])
     desk.upload("a")
-    assert desk.courier.verdicts[1:] == [("a", True)]
+    assert (desk.courier.verdicts[1:], desk.coordinator.rounds.accepted) == ([("a", True)], ("a",))
 
 
 def test_what_one_arrival_raises_costs_no_other_client_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
