@@ -18,7 +18,7 @@ import msgspec
 
 from replayfleet.export.parameters import Model
 from replayfleet.export.running.artefact import Array
-from replayfleet.federation.errors import UNREADABLE, ArtefactRejected, Reason, SettingsError, nearest
+from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 from replayfleet.federation.paths import given_path
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -369,6 +369,7 @@ def _deployed(
 ) -> Run:
     from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.protocol.tensors import decode_arrays
+    from replayfleet.federation.wire.transport.blob_store import look_up
 
     def sets(client: str) -> _Sets:
         manifest = downloads[client]
@@ -377,24 +378,10 @@ def _deployed(
         names = {manifest.serving.model: _TASK}
         names |= {entry.name: entry.name for entry in manifest.blobs if entry.name.startswith(_SUB_GENERATOR)}
         digests = {entry.name: entry.digest for entry in manifest.blobs}
-        return {name: decode_arrays(_blob(folder, digests[stored])) for stored, name in names.items()}
+        return {name: decode_arrays(look_up(folder / "blobs", digests[stored])) for stored, name in names.items()}
 
     clients = tuple(sorted(downloads))
     return Run(folder, kind, spec.method, spec.settings, task_of(spec), clients, num_rounds, None, sets)
-
-
-def _blob(folder: Path, digest: str) -> bytes:
-    """Return a blob of a data dir that may be another process's, which is why its store isn't opened."""
-    from replayfleet.federation.wire.protocol.tensors import digest as digest_of
-
-    path = folder / "blobs" / digest[:2] / digest
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path} can't be read ({error.strerror}); a newer round may have replaced it") from error
-    if digest_of(data) != digest:
-        raise ArtefactRejected(Reason.WRONG_DIGEST, f"{path} is damaged")
-    return data
 
 
 def _role(folder: Path) -> str:

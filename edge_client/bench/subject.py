@@ -93,7 +93,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     from replayfleet.edge_client.state_store import StateStore
     from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.protocol.messages import spoken
-    from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+    from replayfleet.federation.wire.transport.blob_store import look_up
 
     if not (data_dir / BLOBS).is_dir():
         raise SettingsError(f"data dir {data_dir}: no client has run there")
@@ -102,13 +102,12 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
         raise SettingsError(f"data dir {data_dir}: nothing is served there yet")
     served = held.served
     digests = {entry.name: entry.digest for entry in served.blobs}
-    blobs = DiskBlobStore(data_dir / BLOBS)
     serving = served.serving
     assert serving is not None  # the download's has one
     graph, parameters = folder / "served.onnx", folder / "served.safetensors"
     try:
-        graph.write_bytes(blobs.read(digests[serving.graph]))
-        parameters.write_bytes(blobs.read(digests[serving.parameters]))
+        graph.write_bytes(look_up(data_dir / BLOBS, digests[serving.graph]))
+        parameters.write_bytes(look_up(data_dir / BLOBS, digests[serving.parameters]))
     except (KeyError, ArtefactRejected) as error:
         raise SettingsError(f"data dir {data_dir}: the served model can't be read ({error})") from error
     return _with_torch(

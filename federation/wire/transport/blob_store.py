@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from replayfleet.federation.atomic import give_to_owner_of, shared_folder
-from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
+from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError, SettingsError
 from replayfleet.federation.wire.protocol.limits import check_digest
 from replayfleet.federation.wire.protocol.messages import Encoding
 from replayfleet.federation.wire.protocol.packed import pack, unpack
@@ -296,6 +296,23 @@ class DiskBlobStore:
             raise
         if durable:
             _flush_directory(target.parent)
+
+
+def look_up(root: Path, expected: str) -> bytes:
+    """Return a blob of a store that may be another process's, which is why it isn't opened: nothing is made or removed.
+
+    Raises:
+        SettingsError: It isn't there, or can't be read.
+        ArtefactRejected: It is damaged.
+    """
+    path = root / expected[:2] / expected
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path} can't be read ({error.strerror}); a newer round may have replaced it") from error
+    if digest(data) != expected:
+        raise ArtefactRejected(Reason.WRONG_DIGEST, f"{path} is damaged")
+    return data
 
 
 def _look(path: Path) -> FileLook:

@@ -30,10 +30,13 @@ from replayfleet.edge_client.bench.subject import (
     task_of_facts,
 )
 from replayfleet.edge_client.bench.worker import MIN_RUNS, measured, timed
+from replayfleet.edge_client.state_store import HeldDownload, StateStore
 from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.running.facts import task_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.fleet.spec import make_spec
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 QUICK = 0.01
@@ -169,6 +172,21 @@ def test_looking_at_what_a_client_serves_leaves_its_data_dir_as_it_is(tmp_path: 
     with pytest.raises(SettingsError, match="held is damaged"):
         from_data_dir(tmp_path, tmp_path)
     assert record.read_bytes() == b"of a later version"
+
+
+def test_a_served_model_that_is_damaged_stays_where_its_client_finds_it(tmp_path: Path):
+    """It was removed, and folders were made beside it."""
+    blob = tmp_path / "blobs" / "aa" / ("a" * 64)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"damaged")
+    serving = Serving("graph/task", "task", Probe(0, 1, (0.0,), 1e-4))
+    entries = tuple(BlobEntry(name, blob.name, 7) for name in (serving.graph, serving.parameters))
+    agreed = make_spec("yard", "fedavg", OUR_TASK, preset="tiny", overrides={}, run_seed=0)
+    StateStore(tmp_path).hold(HeldDownload(Manifest("down", "yard", "cam-1", 1, 1, entries, b"\x80", serving), agreed))
+    with pytest.raises(SettingsError, match="is damaged"):
+        from_data_dir(tmp_path, tmp_path)
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["aa"]
+    assert blob.read_bytes() == b"damaged"
 
 
 @pytest.mark.parametrize(
