@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -95,7 +96,11 @@ class TrainerProcess:
         self.pid = self._child.pid
         self._cpu_s: float | None = None
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no thread is left; what nobody hears isn't to go on
+            self._child.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def submit(self, job: AnyJob) -> None:
         """Write the job to the process."""

@@ -5,6 +5,8 @@ import itertools
 import queue
 import sys
 import time
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -28,6 +30,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainJob,
 )
 from replayfleet.federation.backoff import Backoff
+from replayfleet.federation.children import Child
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 
 
@@ -151,6 +154,25 @@ def test_a_process_that_cannot_be_started_is_tried_again(ahead: bool) -> None:
     training.handle(TrainerReady(), 17.0)
     assert spawn.last.jobs == [job(3)]
     assert training.num_restarts == 1
+
+
+def test_a_process_that_no_thread_can_hear_ends_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its round was in work for good here too, beside a process that nobody knew of."""
+    children: list[Child[Any]] = []
+
+    def child(*how: Any) -> Child[Any]:
+        children.append(Child(*how))
+        return children[-1]
+
+    monkeypatch.setattr(local_training, "Child", child)
+    training = LocalTraining(lambda: TrainerProcess(print, (sys.executable, "-c", ECHO)), Backoff(2.0, 60.0))
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+        training.begin(job(3), 10.0)
+    assert children[0].process.returncode is not None
+    training.tick(12.0)
+    assert training.pid == children[1].pid
+    training.stop()
 
 
 def test_a_round_that_kills_the_process_too_often_is_given_up_but_the_next_is_tried() -> None:
