@@ -231,6 +231,7 @@ def _check(camera: Camera, picture: Picture) -> None:
         raise TypeError(f"frame_id is {picture.frame_id!r:.80} and place {picture.place!r:.80}, expected int and str")
     if len(picture.place) > MAX_PLACE:
         raise ValueError(f"place has {len(picture.place)} characters, expected at most {MAX_PLACE}")
+    picture.place.encode()  # raises for what no message can hold, of a file's name that isn't UTF-8 say
     if picture.camera != camera.name:
         raise ValueError(f"its picture is of camera {picture.camera!r:.80}, not of {camera.name!r}")
     if not 0 <= picture.captured_at <= time.monotonic() + _SLACK_S:

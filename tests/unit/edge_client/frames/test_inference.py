@@ -493,6 +493,7 @@ class Unspeakable(Exception):
         (replace(picture(0), frame_id=np.int64(3)), "frame_id is np.int64(3)"),
         (replace(picture(0), place=5), "and place 5, expected int and str"),
         (replace(picture(0), place="x" * 256), "ValueError: place has 256 characters, expected at most 255"),
+        (replace(picture(0), place="gate\udce4"), "UnicodeEncodeError: 'utf-8' codec can't encode character '\\udce4'"),
         (replace(picture(0), frame_id=2**63), "expected to rise, below 2**63"),
         (SystemExit(3), "SystemExit: 3"),
         (Unspeakable(), "Unspeakable: its text can't be made: ZeroDivisionError"),
