@@ -51,11 +51,11 @@ def mixture_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
     Args:
         logits: M tensors (B, K).
-        shares: M, pi; what a learner with share 0 says, NaN too, is left out.
+        shares: M, pi; what a learner with share 0 says is left out, and so is NaN, of one that diverged.
     """
     stacked = torch.stack(list(logits)).log_softmax(dim=2)  # (M, B, K)
     prior = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device).log()[:, None, None]
-    return torch.logsumexp(torch.where(prior.isfinite(), stacked + prior, -torch.inf), dim=0)
+    return torch.logsumexp((stacked + prior).nan_to_num(-torch.inf, neginf=-torch.inf), dim=0)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ def test_a_learner_that_diverged_explains_nothing_and_says_nothing() -> None:
     found = responsibilities(torch.cat([torch.tensor([[1.0, 2.0], [1.0, torch.inf]]), lost]), (0.25, 0.25, 0.5))
     assert found.T.tolist() == [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
     said = torch.randn(2, 4, generator=rng())
-    assert torch.allclose(mixture_logits([said, torch.full_like(said, torch.nan)], (1.0, 0.0)), said.log_softmax(dim=1))
+    for share in (1.0, 0.5):  # of the round in which it diverges, and of who is absent then, its share is what it was
+        mixed = mixture_logits([said, torch.full_like(said, torch.nan)], (share, 1 - share))
+        assert torch.allclose(mixed.log_softmax(dim=1), said.log_softmax(dim=1))
     em.check_shares(tuple(responsibilities(lost.expand(3, 2), (0.2, 0.3, 0.5)).mean(dim=1).tolist()), 3)
 
 
