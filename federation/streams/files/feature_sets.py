@@ -44,7 +44,7 @@ def read_features(root: Path, size: int) -> Parts | None:
         lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
         names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise SettingsError(f"features in {folder} can't be read ({error}); expected {EXPECTED}") from error
     for part, vectors, labels in (("train", train, train_labels), ("test", test, test_labels)):
         good = vectors.ndim == 2 and vectors.size > 0 and labels.shape == vectors.shape[:1]

@@ -42,7 +42,7 @@ def read_zip(path: Path, size: int) -> Parts:
     pattern = re.compile(r"(?:[^/]+/)?(train|test)/([^/]+)/[^/]+\.(?i:png|jpe?g)")
     try:
         archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, RuntimeError, zipfile.BadZipFile) as error:
         raise SettingsError(f"{path} is damaged or truncated ({error}); fetch it again") from error
     members: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
     for name in sorted(archive.namelist()):

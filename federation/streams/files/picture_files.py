@@ -170,7 +170,7 @@ def encoded_images(
     def decoded(index: int) -> list[tuple[int, NDArray[np.uint8]]]:
         try:
             encoded = read(index)
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise SettingsError(f"image {names[index]} can't be read ({error}); fetch the set again") from error
         return [(index, decode(encoded, names[index], size, channels, crop=crop))]
 

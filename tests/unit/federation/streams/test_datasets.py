@@ -441,6 +441,16 @@ def test_a_damaged_member_is_refused_by_name_when_it_is_needed(tmp_path: Path):
         found.train.images[np.array([0])]
 
 
+@pytest.mark.parametrize(("at", "byte", "words"), [(6, 99, "damaged or truncated"), (8, 1, "can't be read .*password")])
+def test_an_archive_with_a_password_or_of_a_later_kind_is_refused(tmp_path: Path, at: int, byte: int, words: str):
+    path = tmp_path / "cifar10-images.zip"
+    write_zip(path, cifar_members())
+    first, *others = path.read_bytes().split(b"PK\x01\x02")  # what stands at the end of each member
+    path.write_bytes(b"PK\x01\x02".join((first, *(one[: at - 4] + bytes([byte]) + one[at - 3 :] for one in others))))
+    with pytest.raises(SettingsError, match=words):
+        load_dataset("cifar-10", data_root=tmp_path).train.images[np.array([0])]
+
+
 def test_cifar_10_with_other_classes_is_refused(tmp_path: Path):
     members = {name.replace("/cat/", "/lion/"): data for name, data in cifar_members().items()}
     write_zip(tmp_path / "cifar10-images.zip", members)

@@ -72,12 +72,17 @@ def test_what_is_missing_or_wrong_is_said(root: Path, file: str, content: str | 
         load_dataset("features", data_root=root)
 
 
-@pytest.mark.parametrize("half", [True, False], ids=["half", "other bits"])
-def test_a_file_that_did_not_come_whole_is_said(root: Path, half: bool) -> None:
+@pytest.mark.parametrize("damage", ["half", "other bits", "another compression"])
+def test_a_file_that_did_not_come_whole_is_said(root: Path, damage: str) -> None:
     path = root / "features" / "test.npz"
     data = path.read_bytes()
+    head = data.index(b"PK\x01\x02")  # of the first array in the list at the end, which says how it is compressed
     path.write_bytes(
-        data[: len(data) // 2] if half else data[:60] + bytes(byte ^ 0x55 for byte in data[60:99]) + data[99:]
+        {
+            "half": data[: len(data) // 2],
+            "other bits": data[:60] + bytes(byte ^ 0x55 for byte in data[60:99]) + data[99:],
+            "another compression": data[: head + 10] + b"\x63" + data[head + 11 :],
+        }[damage]
     )
     with pytest.raises(SettingsError, match="can't be read"):
         load_dataset("features", data_root=root)
