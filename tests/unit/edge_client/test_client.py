@@ -649,6 +649,12 @@ def test_a_round_that_the_disk_did_not_take_is_trained_again_when_it_does(made: 
     assert [job.manifest.round for job in made.trainer.jobs] == [0, 0]
 
 
+def test_whom_rounds_pass_by_waits_for_models_while_they_are_aggregated_too(made: Harness) -> None:
+    for round_index in range(2):
+        for state in ("open", "aggregating"):
+            assert made.hear(announcement(round_index, state)) is Step.WAIT_DOWNLOAD
+
+
 def test_a_round_that_lacks_a_file_which_no_disk_took_away_is_left(made: Harness) -> None:
     """As where a package's method reads one that isn't there: the round was trained again and again, without end."""
     made.hear(announcement(0), offered(1))
