@@ -42,7 +42,7 @@ def test_a_clients_own_file_is_taken_as_it_is_and_the_command_line_wins(tmp_path
         ({"client_id": "cam 1"}, "client id"),
         ({"ntp": "time.example:x"}, "expected HOST or HOST:PORT"),
         ({"source": ["camra://0"]}, "camera"),
-        ({"tls_ca": 3}, "tls_ca"),
+        ({"tls_ca": 3}, "--tls-ca is 3, expected a path"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_looked_at(options: dict[str, Any], message: str) -> None:
