@@ -189,14 +189,14 @@ BLOCKS = (
         overrides=_SHORT,
     ),
     Block(
-        name="credit",
+        name="small-credit",
         shows="balanced cross-entropy, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
         scenarios=("gradual",),
         overrides=(*_SHORT, "replay_credit=0.5"),
     ),
     Block(
-        name="choose",
+        name="small-choose",
         shows="the aggregator's choice, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
         scenarios=("gradual",),
