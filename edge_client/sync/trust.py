@@ -69,6 +69,7 @@ class FleetTrust:
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._heard_us = self._kept_us = 0
         self._trusted_at = float("-inf")
+        self._is_unread = False
         self._load()
 
     @property
@@ -156,7 +157,9 @@ class FleetTrust:
             return
         said = decode(sealed.frame)
         roots = said.roots if isinstance(said, Announcement) else ()
-        if not self._keys and self._given is None and roots:
+        if self._is_unread:
+            self._load()
+        if not self._keys and self._given is None and roots and not self._is_unread:
             self._adopt(roots[-1], sealed.key)
         else:
             self._roots = ()
@@ -211,7 +214,10 @@ class FleetTrust:
                 with contextlib.suppress(DownloadError):  # newer roots are here, the rest isn't
                     self._updater({}).refresh()
             self._keys = _online_keys(Metadata[Root].from_bytes(self._newest()))
-        except (OSError, RepositoryError, DownloadError):  # who was trusted still is
+            self._is_unread = False
+        except (OSError, RepositoryError, DownloadError) as error:  # who was trusted still is
+            # There is one, and it may be read later: until then nobody takes its place.
+            self._is_unread = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
             self._keys = before or ({} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given)))
         if self._keys == before:
             return  # and the time that was heard of them counts

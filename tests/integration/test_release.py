@@ -276,9 +276,10 @@ def test_a_rotated_key_is_followed_once_the_disk_takes_its_root(
     assert device.hears(aggregator.announcement(), now=ALIVE_S)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("given", [False, True])
 def test_while_the_root_cannot_be_read_nobody_else_is_trusted(
-    given: bool, aggregator: Aggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: bool, restarts: bool, aggregator: Aggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who announced themselves next were trusted at first sight; with a root that was given, rotated keys were not."""
     device = Device(tmp_path / "device", anchor(aggregator.keys) if given else None)
@@ -293,6 +294,8 @@ def test_while_the_root_cannot_be_read_nobody_else_is_trusted(
     with monkeypatch.context() as disk:
         disk.setattr(FleetTrust, "_newest", unreadable)
         disk.setattr(Updater, "_persist_root", unreadable)
+        if restarts:
+            device.restart()
         with pytest.raises(MalformedMessage, match="root doesn't name"):
             device.hears(foreign.announcement())
     with pytest.raises(MalformedMessage, match="root doesn't name"):
