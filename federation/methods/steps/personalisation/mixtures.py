@@ -70,8 +70,8 @@ def personalise_all(  # noqa: PLR0913  # the last three have defaults
     shared_places = tuple(trusted if trusted is not None else range(len(stacked)))
     shared = stacked.only(shared_places)
     wishes: list[_Wish] = []
-    if near is None and replays:
-        _ = shared.matrix  # from Python 3.12 on each of the threads that ask at the same time would make one
+    # made once: from Python 3.12 on each of the threads that ask at the same time would make it
+    _ = shared.matrix if near is None and replays else None
     for own_index, replay in replays:
         allowed = shared_places if near is None else set(shared_places).intersection(near[own_index])
         wishes.append(_Wish(tuple(sorted({*allowed, own_index})), own_index, replay, split_generator(rng)))
