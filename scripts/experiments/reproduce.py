@@ -192,7 +192,7 @@ BLOCKS = (
         name="small-credit",
         shows="balanced cross-entropy, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
-        scenarios=("gradual",),
+        seeds=(0, 1, 2),
         overrides=(*_SHORT, "replay_credit=0.5"),
     ),
     Block(
