@@ -76,7 +76,7 @@ def label_one(page: Page, *, red: bool) -> str:
 @pytest.mark.usefixtures("served_here")
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
 def test_thirty_frames_labelled_by_key_raise_the_accuracy_of_the_next_model(browser: Browser, tmp_path: Path) -> None:
-    with taught(tmp_path, TASK, film(tmp_path / "film"), NUM_LABELS, local_epochs="60") as (
+    with taught(tmp_path, TASK, film(tmp_path / "film"), NUM_LABELS, local_epochs="30", learning_rate="0.003") as (
         world,
         client,
         server,
