@@ -15,6 +15,7 @@ from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, c
 from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, RoundRules
 from replayfleet.aggregator.rounds.opening import parse_opening
 from replayfleet.devices.profiles import FP16, INT8
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.service.cluster.engine import HERE, check_engine
 from replayfleet.federation.service.data_dir import check_data_dir
@@ -273,6 +274,9 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.serve is not None and "serve" in self.set:
+            asked = self.set["serve"]
+            raise SettingsError(f"--serve and --set serve={asked} are about the same; leave one of them out")
         self.rules()
         self.console_settings()
 

@@ -48,8 +48,14 @@ apt_install() {
     $apt install -y --no-install-recommends "$1" </dev/null >/dev/null 2>&1
 }
 
+# Whether .venv's interpreter fits, and is of the version that was asked for, if one was.
+venv_fits() {
+    [ -x $VENV/bin/python ] && fits $VENV/bin/python || return 1
+    [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" --version 2>&1)" = "$($VENV/bin/python --version 2>&1)" ]
+}
+
 make_venv() {
-    [ -x $VENV/bin/python ] && fits $VENV/bin/python && return
+    venv_fits && return
     python=$(find_python)
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian splits it off
         version=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')

@@ -239,6 +239,8 @@ def _written() -> Iterator[Line]:
     for name in ("a b", "a/b", "+", "#", "", "x" * 65, "ä", "a\nb"):
         yield Line("edge-client", (*START, *data, f"--client-id={name}"))
         yield Line("aggregator", (*SERVE, f"--fleet={name}"))
+    twice = ("--serve", "best", "--set", "serve=downloaded")
+    yield Line("aggregator", (*SERVE, *twice), says="--set serve=downloaded are about the same")
     for option in ("identity", "tls-ca", "tls-cert", "tls-key", "password-file"):
         yield Line("edge-client", (*START, *data, f"--{option}", "nowhere"))
         yield Line("edge-client", (*START, *data, f"--{option}", "a-file"))
