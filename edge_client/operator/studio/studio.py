@@ -89,7 +89,7 @@ class Studio:
 
     def state(self) -> dict[str, Any]:
         """What the page shows beside pictures."""
-        known, now = self._known(), self._clock()
+        known, now, done = self._known(), self._clock(), self._done.copy()
         names, waiting = known.class_names, self._frames.unsure_first(now)
         progress = known.labels
         return {
@@ -114,7 +114,7 @@ class Studio:
             "keep_s": self._frames.keep_s,
             "num_waiting": len(waiting),
             "waiting": [self._waiting(one, known, now) for one in waiting[:12]],
-            "undo": self._done[-1][1] if self._done else "",
+            "undo": done[-1][1] if done else "",
         }
 
     def _waiting(self, one: Waiting, known: Known, now: float) -> dict[str, Any]:
