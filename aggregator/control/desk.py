@@ -125,7 +125,7 @@ class ControlDesk:
         known = journal.numbers("operator", "deed") if recovering and untold else set()
         for deed in untold:
             if deed.number > self._told and deed.number not in known:
-                journal.add("operator", **deed.event)
+                journal.add("operator", details={"time": round(deed.at, 3)}, **deed.event)  # when it was done
             self._told = max(self._told, deed.number)
         if untold:
             deeds.told(self._told)

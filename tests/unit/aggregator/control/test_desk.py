@@ -193,6 +193,7 @@ def test_deeds_that_others_wrote_are_told_once_each_and_the_journal_is_read_once
     fleet.new_service()
     fleet.run(for_s=5.0, until=lambda: len(events(fleet, "operator")) == 9)
     assert [event["client"] for event in events(fleet, "operator")] == [f"cam-{number}" for number in range(9)]
+    assert {event["time"] for event in events(fleet, "operator")} == {1.0}, "when it was done, not when it was told"
     assert len(read) <= 2, "one for deeds, one for the newest round's line"
 
 
