@@ -61,8 +61,8 @@ def read_folder(root: Path, size: int) -> Parts | None:
     """
     if not root.is_dir():
         return None
-    if (root / "train").is_dir():
-        members = {part: _whole(class_files(root / part), root) for part in ("train", "test")}
+    if train := class_files(root / "train"):  # one of pictures alone is a class, as in a set of vehicles
+        members = {"train": _whole(train, root), "test": _whole(class_files(root / "test"), root)}
     else:
         members = _split(_whole(class_files(root), root), root)
     if not members["train"]:

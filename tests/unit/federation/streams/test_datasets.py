@@ -476,6 +476,14 @@ def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path
     assert not set(found.test.images.names) & set(found.train.images.names)
 
 
+def test_a_class_may_be_called_train(tmp_path: Path):
+    names = ("bus", "test", "train")
+    write_tree(tmp_path, {f"{name}/{number}.png": picture((number, 0, 0)) for name in names for number in range(6)})
+    found = load_dataset("folder", data_root=tmp_path)
+    assert found.task.class_names == names
+    assert [part.counts() for part in (found.train, found.test)] == [[5, 5, 5], [1, 1, 1]]
+
+
 def test_what_is_no_picture_of_a_folder_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     whole = {f"{name}/{number}.png": picture((number, 0, 0)) for name in "ab" for number in range(6)}
     write_tree(tmp_path, whole | {"a/6.png": b"no picture", "b/6.png": picture((0, 0, 0), suffix="jpg")[:-20]})
