@@ -54,7 +54,8 @@ def read_features(root: Path, size: int) -> Parts | None:
                 "with labels (N,), and one D"
             )
         if labels.min() < 0 or labels.max() >= len(names):
-            raise SettingsError(f"{part} labels in {folder} reach {labels.max()}, but {CLASSES} names {len(names)}")
+            found = f"{labels.min()} to {labels.max()}"
+            raise SettingsError(f"{part} labels in {folder} are {found}, but {CLASSES} names {len(names)} from 0")
     if train.shape[1] > size * size:
         raise SettingsError(f"features in {folder} have {train.shape[1]} entries, {size} x {size} pixels hold fewer")
     scale = float(np.abs(train).max()) or 1.0
@@ -81,4 +82,7 @@ def _part(folder: Path, part: str) -> tuple[NDArray[np.float32], NDArray[np.int6
         features, labels = (
             np.load(folder / f"{part}-{name}.npy", allow_pickle=False) for name in ("features", "labels")
         )
-    return np.asarray(features, dtype=np.float32), np.asarray(labels, dtype=np.int64)
+    labels = np.asarray(labels)
+    if labels.dtype.kind == "f" and not (labels == np.rint(labels)).all():
+        raise ValueError(f"a label of {part} is no whole number")
+    return np.asarray(features, dtype=np.float32), labels.astype(np.int64)

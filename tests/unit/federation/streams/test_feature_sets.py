@@ -58,7 +58,7 @@ def test_classes_as_notepad_writes_them_have_their_names(root: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("classes.txt", "food\n", "labels in .* reach 1, but classes.txt names 1"),
+        ("classes.txt", "food\n", "labels in .* are 0 to 1, but classes.txt names 1 from 0"),
         ("train.npz", "none", "can't be read"),
         ("classes.txt", None, "can't be read"),
     ],
@@ -103,6 +103,25 @@ def test_vectors_that_are_none_are_refused(root: Path, train: np.ndarray, words:
     np.savez(root / "features" / "test.npz", features=np.zeros((2, width)), labels=np.array([0, 1]))
     with pytest.raises(SettingsError, match=words):
         load_dataset("features", data_root=root)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.0, 0.7], "a label of train is no whole number"),
+        ([0.0, np.nan], "a label of train is no whole number"),
+        ([0, -1], "train labels in .* are -1 to 0, but classes.txt names 2 from 0"),
+    ],
+)
+def test_labels_that_are_none_are_refused(root: Path, labels: list[float], words: str) -> None:
+    np.savez(root / "features" / "train.npz", features=np.zeros((2, 26)), labels=np.array(labels))
+    with pytest.raises(SettingsError, match=words):
+        load_dataset("features", data_root=root)
+
+
+def test_labels_may_be_whole_numbers_with_a_point(root: Path) -> None:
+    np.savez(root / "features" / "train.npz", features=np.zeros((2, 26)), labels=np.array([1.0, 0.0]))
+    assert load_dataset("features", data_root=root).train.labels.tolist() == [1, 0]
 
 
 def test_nothing_is_unpickled(root: Path) -> None:
