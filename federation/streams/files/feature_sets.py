@@ -9,6 +9,7 @@ Axes: N vectors of D entries, S side of the image.
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,6 +26,9 @@ EXPECTED = (
     f"{FOLDER}/ with train.npz and test.npz (features (N, D) and labels (N,) each), or "
     "{train,test}-{features,labels}.npy, and classes.txt with a class's name a line"
 )
+
+_DAMAGED = (EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+"""What NumPy raises for a file that isn't whole, whose head isn't, or promises more than there is memory for."""
 
 
 def read_features(root: Path, size: int) -> Parts | None:
@@ -44,7 +48,7 @@ def read_features(root: Path, size: int) -> Parts | None:
         lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
         names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_DAMAGED, OSError, ValueError, TypeError, KeyError) as error:
         raise SettingsError(f"features in {folder} can't be read ({error}); expected {EXPECTED}") from error
     for part, vectors, labels in (("train", train, train_labels), ("test", test, test_labels)):
         good = vectors.ndim == 2 and vectors.size > 0 and labels.shape == vectors.shape[:1]

@@ -124,6 +124,25 @@ def test_labels_may_be_whole_numbers_with_a_point(root: Path) -> None:
     assert load_dataset("features", data_root=root).train.labels.tolist() == [1, 0]
 
 
+def test_one_array_under_the_name_of_both_is_refused(root: Path) -> None:
+    with (root / "features" / "train.npz").open("wb") as file:
+        np.save(file, np.zeros((2, 26)))
+    with pytest.raises(SettingsError, match="can't be read"):
+        load_dataset("features", data_root=root)
+
+
+@pytest.mark.parametrize("shape", [b"(9999999999999,), }", b"(2,),              "])
+def test_an_array_whose_head_is_damaged_is_refused(root: Path, shape: bytes) -> None:
+    folder = root / "features"
+    for name in ("features", "labels"):
+        np.save(folder / f"train-{name}.npy", np.zeros(2))
+    whole = (folder / "train-features.npy").read_bytes()
+    (folder / "train-features.npy").write_bytes(whole.replace(b"(2,), }            ", shape))
+    (folder / "train.npz").unlink()
+    with pytest.raises(SettingsError, match="can't be read"):
+        load_dataset("features", data_root=root)
+
+
 def test_nothing_is_unpickled(root: Path) -> None:
     np.savez(root / "features" / "train.npz", features=np.array([{}], dtype=object), labels=np.array([0]))
     with pytest.raises(SettingsError, match="can't be read"):
