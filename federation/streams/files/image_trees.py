@@ -72,16 +72,19 @@ def read_folder(root: Path, size: int) -> Parts | None:
 
 
 def class_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the images in each folder below ``folder``, names rising; folders without images are left out."""
+    """Return the images in each folder below ``folder``, names rising; what else lies in those folders is counted."""
     if not folder.is_dir():
         return {}
-    files = {
-        entry.name: sorted(
-            path for path in entry.iterdir() if path.suffix.lower() in SUFFIXES and not _is_hidden(path.name)
-        )
+    found = {
+        entry.name: sorted(path for path in entry.iterdir() if not _is_hidden(path.name))
         for entry in sorted(folder.iterdir())
         if entry.is_dir() and not _is_hidden(entry.name)
     }
+    files = {name: [path for path in paths if path.suffix.lower() in SUFFIXES] for name, paths in found.items()}
+    others = [path for paths in found.values() for path in paths if path.suffix.lower() not in SUFFIXES]
+    if others:
+        reason = f"named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
+        log.warning("files passed over", folder=folder, num=len(others), first=others[0], reason=reason)
     return {name: paths for name, paths in files.items() if paths}
 
 

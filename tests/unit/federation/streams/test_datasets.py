@@ -497,6 +497,19 @@ def test_what_is_no_picture_of_a_folder_is_left_out_and_counted(tmp_path: Path, 
     assert fields["reason"] == "damaged: 10 bytes that are no complete PNG or JPEG"
 
 
+def test_what_has_another_ending_or_lies_deeper_in_a_folder_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    whole = {f"{name}/{number}.png": picture((number, 0, 0)) for name in "ab" for number in range(6)}
+    write_tree(tmp_path, whole | {"a/6.tif": b"a scan", "c/0.webp": b"from the web", "d/sub/0.png": b"", "a/.7": b""})
+    assert load_dataset("folder", data_root=tmp_path).task.class_names == ("a", "b")
+    (told,) = caplog.records
+    fields = told.fields  # type: ignore[attr-defined]
+    assert told.getMessage().startswith("files passed over")
+    assert (fields["num"], fields["first"].name) == (3, "6.tif")
+    assert fields["reason"] == "named neither .png, .jpg nor .jpeg"
+
+
 def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path: Path):
     write_tree(tmp_path, {f"{name}/{size}.png": picture((9, 8, 7), size) for name in "ab" for size in (16, 64, 128)})
     found = load_dataset("folder", data_root=tmp_path, image_size=64)
