@@ -75,8 +75,10 @@ def class_files(folder: Path) -> dict[str, list[Path]]:
     """Return the images in each folder below ``folder``, names rising; what else lies in those folders is counted."""
     if not folder.is_dir():
         return {}
-    found = {
-        entry.name: sorted(path for path in entry.iterdir() if not _is_hidden(path.name))
+    found = {  # names need be no UTF-8, but results are
+        os.fsencode(entry.name).decode(errors="backslashreplace"): sorted(
+            path for path in entry.iterdir() if not _is_hidden(path.name)
+        )
         for entry in sorted(folder.iterdir())
         if entry.is_dir() and not _is_hidden(entry.name)
     }

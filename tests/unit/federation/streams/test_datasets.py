@@ -225,6 +225,7 @@ def test_names_of_image_folders_need_be_no_utf_8(tmp_path: Path):
             (place / f"{number}.png").write_bytes(next(iter(cifar_members().values())))
     found = load_dataset("folder", data_root=tmp_path)
     assert found.train.counts() == [6, 6]
+    assert found.task.class_names == ("caf\\xe9", "pub")
 
 
 def test_a_folder_whose_name_turns_text_around_is_no_class(tmp_path: Path):
