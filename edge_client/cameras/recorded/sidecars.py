@@ -101,8 +101,9 @@ def yolo_sidecar(files: Mapping[K, Path], names: Path | None, folders: Iterable[
 
 
 def label_files(folder: Path) -> dict[str, Path]:
-    """Return stem -> YOLO label file of a folder, names files left out."""
-    return {path.stem: path for path in sorted(folder.glob("*.txt")) if path.name not in NAMES_FILES}
+    """Return stem -> YOLO label file of a folder, names files and hidden ones left out."""
+    files = sorted(folder.glob("*.txt"))
+    return {path.stem: path for path in files if path.name not in NAMES_FILES and path.name[0] != "."}
 
 
 def frame_number(stem: str) -> int | None:

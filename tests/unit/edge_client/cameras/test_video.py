@@ -79,6 +79,7 @@ def test_yolo_files_belong_to_frame_numbers(film: Path, tmp_path: Path, first: i
     (labels / "classes.txt").write_text("\n".join(CLASS_NAMES))
     (labels / f"film_{3 + first}.txt").write_text("4 0.5 0.5 0.25 0.5")
     (labels / f"film_{5 + first:06d}.txt").touch()
+    (labels / f"._film_{5 + first:06d}.txt").write_bytes(b"\0\5\x16\7")  # a Mac's, on a disk of another system
     camera = _camera(film, annotations=str(labels), first=first)
     boxes = {picture.frame_id: picture.boxes for picture in play(camera) if picture.boxes is not None}
     assert sorted(boxes) == [3, 5]
