@@ -35,7 +35,8 @@ def read_texts(path: Path) -> tuple[list[str], list[str]]:
         SettingsError: The file can't be read, holds nothing, or a line has no tab; says which.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # as Notepad writes it; a text may hold what else ends a line in Unicode
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read: {error}") from error
     parts = [line.partition("\t") for line in lines if line.strip()]

@@ -155,6 +155,14 @@ def test_an_encoder_that_is_none_is_refused(name: str) -> None:
         encoder_of(name)
 
 
+def test_texts_as_notepad_writes_them_have_their_classes_and_their_ends(tmp_path: Path) -> None:
+    texts = "\ufeffsport\ta goal\u2028and\ta late one\r\nfood\tsoup\x0cfood\tbread\r\n"
+    (tmp_path / "x.tsv").write_bytes(texts.encode())
+    names, found = read_texts(tmp_path / "x.tsv")
+    assert names == ["sport", "food"]
+    assert found == ["a goal\u2028and\ta late one", "soup\x0cfood\tbread"]
+
+
 def test_a_text_without_a_class_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a text alone\n")
     with pytest.raises(SettingsError, match="text 1: expected a class's name, a tab and a text"):
