@@ -128,16 +128,19 @@ class Story:
         Returns:
             (number, event); numbers count from the first event that was read.
         """
-        words = [json.dumps(word)[1:-1].encode() for word in text.lower().split()]
+        words = [json.dumps(word, ensure_ascii=False)[1:-1].encode() for word in text.lower().split()]
         found: list[tuple[int, Event]] = []
         quoted = json.dumps(client).encode()
         for back, line in enumerate(reversed(self._lines), 1):
             number = self.num_read - back
             if (before is not None and number >= before) or (client and quoted not in line):
                 continue
-            lower = line.lower() if words else b""
-            if any(word not in lower for word in words):
-                continue
+            if words:
+                lower = line.lower()
+                if b"\\u" in lower and not text.isascii():  # two escapes that are one letter in either case
+                    lower = json.dumps(json.loads(line), ensure_ascii=False).lower().encode(errors="replace")
+                if any(word not in lower for word in words):
+                    continue
             event = json.loads(line)
             if client not in ("", event.get("client")) or kind not in ("", event.get("event")):
                 continue
