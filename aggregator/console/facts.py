@@ -60,7 +60,8 @@ class Fleet:
         is_live: whether the aggregator's loop answers; else this is what lies on its disk.
         course: ``running``, ``draining`` or ``paused``.
         rests: whether the open round hasn't begun.
-        deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
+        deadline_at: Unix time at which the open round closes at the latest; None unless open, and while no aggregator
+            runs: the next one counts it anew.
         at_least: uploads with which it closes then; None if unknown.
         notices: what is wrong with the aggregator itself, or why the round isn't over.
         refusals: why verbs can't be done now, by name.
@@ -110,13 +111,9 @@ def fleet_on_disk(folder: Path, story: Story) -> Fleet:
     """
     status = read_status(folder)
     now = story.rounds.get(status.round)
-    is_open = status.phase == "open"
     expected = (now and now.expected) or int(story.started.get("clients") or 0) or len(status.clients)
-    deadline_at = None
-    if is_open and now is not None and now.opened_at is not None and now.deadline_s is not None:
-        deadline_at = now.opened_at + (1 + now.num_extended) * now.deadline_s
     return Fleet(
-        notices=("The aggregator isn't running: this is what it left on its disk.",) if is_open else (),
+        notices=("The aggregator isn't running: this is what it left on its disk.",) * (status.phase != "finished"),
         name=status.fleet,
         method=status.method,
         seed=status.seed,
@@ -127,7 +124,6 @@ def fleet_on_disk(folder: Path, story: Story) -> Fleet:
         at_least=None,
         members=_members(status, story),
         is_live=False,
-        deadline_at=deadline_at,
     )
 
 

@@ -64,8 +64,6 @@ class RoundStory:
     """What is known of one round; None where the journal doesn't say."""
 
     index: int
-    opened_at: float | None = None
-    deadline_s: float | None = None
     num_extended: int = 0
     closed_at: float | None = None
     closed_by: str | None = None
@@ -229,7 +227,6 @@ class Story:
     def _tell_of_round(self, story: RoundStory, event: Event) -> None:
         match event["event"]:
             case "round opened":
-                story.opened_at, story.deadline_s = event.get("time"), event.get("deadline_s")
                 story.expected = event.get("expected")
             case "round extended":
                 story.num_extended += 1

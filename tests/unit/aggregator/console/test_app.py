@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from replayfleet.aggregator.console import watch
 from replayfleet.aggregator.console.app import Console
+from replayfleet.aggregator.console.facts import fleet_on_disk
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
@@ -46,22 +49,29 @@ def test_a_page_is_whole_and_escapes_what_clients_say(folder: Path, path: str) -
 def test_the_page_says_who_is_waited_for_and_who_refuses(folder: Path) -> None:
     app = console(folder)
     assert "Round 3 waits for cam-002 and cam-003" in ask(app, "/").text
-    assert "2 of 4 uploads are there" in ask(app, "/round").text
+    text = ask(app, "/round").text
+    assert "2 of 4 uploads are there" in text
+    assert "The deadline is" not in text, "it is counted anew when the aggregator runs again"
     assert "probe-mismatch" in ask(app, "/clients/cam-002").text
     assert "probe-mismatch" not in ask(app, "/clients/cam-001").text
 
 
-def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_last_time(tmp_path: Path) -> None:
+def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = watched_fleet(tmp_path / "fleet")
     store = AggregatorStore(folder)
     store.close_round(3, BEGAN)
     store.close()
     with (folder / "events.jsonl").open("a") as file:
         file.write(f'{{"time": {BEGAN}, "event": "round closed", "round": 3, "by": "quorum"}}\n')
+    took = "averages what came; it took 1.50 s last time"
     text = ask(console(folder), "/round").text
-    assert (
-        'averages what came; it took 1.50 s last time, and runs for <time datetime="2027-01-15T08:00:00.000Z"' in text
-    )
+    assert f"{took}</span>" in text, "nothing goes on where no aggregator runs"
+    assert "The aggregator isn&#39;t running" in text
+    monkeypatch.setattr(watch, "fleet_on_disk", lambda *args: replace(fleet_on_disk(*args), is_live=True))
+    text = ask(console(folder), "/round").text
+    assert f'{took}, and runs for <time datetime="2027-01-15T08:00:00.000Z"' in text
 
 
 def test_rows_can_be_chosen(folder: Path) -> None:
