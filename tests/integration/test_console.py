@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.federation.children import child_command
+from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, CHROMIUM, Browser, chromium
 from tests.support.consoles import console
 from tests.support.watched_fleet import watched_fleet
@@ -89,6 +91,24 @@ def test_no_page_is_wider_than_its_window_nor_breaks_its_own_policy(browser: Bro
         assert page.run("document.title").endswith("street")
         assert page.complaints() == []
         page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 320])
+def test_the_longest_names_make_no_page_wider_than_its_window(
+    browser: Browser, tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "n" * 63
+    monkeypatch.setattr(watched, "names", lambda num: [f"{long}{number}" for number in range(num)])
+    folder = watched_fleet(tmp_path / "fleet", rejects=f"{long}2")
+    with (folder / "events.jsonl").open("a") as file:
+        metrics = {f"stream_accuracy/{'place' * 40}": 0.5}
+        told = {"time": 1800000500, "event": "client report", "client": f"{long}0", "round": 3, "metrics": metrics}
+        file.write(json.dumps(told) + "\n")
+    with console(folder) as url:
+        for path in ("/", "/round", f"/clients/{long}0", "/methods", "/journal"):
+            page = browser.page(url + path, width=width)
+            assert page.run("document.documentElement.scrollWidth") == width, path
+            page.close()
 
 
 def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> None:
