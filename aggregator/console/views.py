@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from replayfleet.federation.service import words
 NUM_ROUNDS = 60
 """That charts show; each dot is an element of the page."""
 MAX_LINES = 12
-"""Clients drawn one by one; of more, the mean, the lowest and the highest."""
+"""Clients, or places of one, drawn one by one; of more, the mean, the lowest and the highest."""
 MAX_MATRIX, MAX_NUMBERS, MAX_NEAREST = 60, 16, 6
 """Clients of a matrix, those of one whose cells have room for numbers, and of larger fleets the nearest of each."""
 MAX_ROOMY = 8
@@ -279,37 +279,32 @@ def _fleet_chart(story: Story, fleet: Fleet) -> tuple[Chart | None, str]:
     # Of many clients a round is drawn when it is over, not again with each report.
     over = fleet.round if len(by_client) > MAX_LINES and fleet.phase != "finished" else fleet.round + 1
     rounds = _shown_rounds(index for values in by_client.values() for index in values if index < over)
-    mean = [_mean([values[index] for values in by_client.values() if index in values]) for index in rounds]
-    each = {name: [values.get(index) for index in rounds] for name, values in by_client.items()}
-    faint = "each client"
+    each = {name: tuple(values.get(index) for index in rounds) for name, values in by_client.items()}
+    mean, faint = _over_all(fmean, each), "each client"
     if len(each) > MAX_LINES:
-        known = [[share for share in shares if share is not None] for shares in zip(*each.values(), strict=True)]
-        lowest, highest = ([of(shares, default=None) for shares in known] for of in (min, max))
-        each, faint = {"lowest": lowest, "highest": highest}, "lowest and highest client"
+        each = {"lowest": _over_all(min, each), "highest": _over_all(max, each)}
+        faint = "lowest and highest client"
     lines = (
-        *((name, tuple(shares), "client") for name, shares in each.items()),
-        ("mean of the clients", tuple(mean), "own"),
+        *((name, shares, "client") for name, shares in each.items()),
+        ("mean of the clients", mean, "own"),
     )
     return Chart("fleet", "Accuracy after each round", lines, rounds[0]), faint
 
 
 def _client_charts(client: str, told: ClientStory) -> list[tuple[str, Chart, list[tuple[str, str]]]]:
-    """Return (id, chart, legend) of what was measured over rounds: all of it, by class and by place."""
+    """Return (id, chart, legend) of what was measured over rounds: all of it, and by place."""
     found = []
     lines = [("on its test set", "accuracy", "own"), ("of what its cameras saw", "stream_accuracy", "stream"),
              ("boxes found", "boxes_found", "fedavg")]  # fmt: skip
     there = [(label, name, style) for label, name, style in lines if told.newest(name) is not None]
     if there:
         found.append(_client_chart(client, told, "accuracy", "Accuracy over its rounds", there))
-    for id_, prefix, title in (
-        ("places", "stream_accuracy/", "By place"),
-        ("classes", "accuracy/", "By class"),
-    ):
-        names = sorted({name for _, metrics in told.reports for name in metrics if name.startswith(prefix)})
-        if names:
-            styles = _FEW if len(names) <= len(_FEW) else ("client",) * MAX_LINES
-            parts = [(name.removeprefix(prefix), name, style) for name, style in zip(names, styles, strict=False)]
-            found.append(_client_chart(client, told, id_, title, parts))
+    prefix = "stream_accuracy/"
+    names = sorted({name for _, metrics in told.reports for name in metrics if name.startswith(prefix)})
+    if names:
+        styles = _FEW if len(names) <= len(_FEW) else ("client",) * len(names)
+        places = [(name.removeprefix(prefix), name, style) for name, style in zip(names, styles, strict=False)]
+        found.append(_client_chart(client, told, "places", "By place", places))
     return found
 
 
@@ -317,10 +312,16 @@ def _client_chart(
     client: str, told: ClientStory, id_: str, title: str, lines: list[tuple[str, str, str]]
 ) -> tuple[str, Chart, list[tuple[str, str]]]:
     rounds = _shown_rounds(index for index, _ in told.reports)
-    series = [(label, dict(_series(told, name)), style) for label, name, style in lines]
-    drawn = tuple((label, tuple(values.get(index) for index in rounds), style) for label, values, style in series)
-    chart = Chart(f"{client}/{id_}", title, drawn, rounds[0])
-    return f"chart-{id_}", chart, [(style, label) for label, _, style in lines]
+    series = {label: dict(_series(told, name)) for label, name, _ in lines}
+    each = {label: tuple(values.get(index) for index in rounds) for label, values in series.items()}
+    drawn = [(label, each[label], style) for label, _, style in lines]
+    keys = [(style, label) for label, _, style in lines]
+    if len(lines) > MAX_LINES:
+        mean = f"mean of {len(lines)}"
+        drawn = [(name, _over_all(of, each), "client") for name, of in (("lowest", min), ("highest", max))]
+        drawn.append((mean, _over_all(fmean, each), "own"))
+        keys = [("own", mean), ("client", "lowest and highest")]
+    return f"chart-{id_}", Chart(f"{client}/{id_}", title, tuple(drawn), rounds[0]), keys
 
 
 def _series(told: ClientStory, name: str) -> list[tuple[int, float]]:
@@ -333,8 +334,12 @@ def _shown_rounds(known: Any) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _mean(values: list[float]) -> float | None:
-    return fmean(values) if values else None
+def _over_all(
+    make: Callable[[list[float]], float], each: Mapping[str, Sequence[float | None]]
+) -> tuple[float | None, ...]:
+    """Return round by round what becomes of all lines' shares; None where none has one."""
+    known = [[share for share in shares if share is not None] for shares in zip(*each.values(), strict=True)]
+    return tuple(make(shares) if shares else None for shares in known)
 
 
 def _measured(name: str, value: float) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from replayfleet.aggregator.console import watch
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.facts import fleet_on_disk
+from replayfleet.aggregator.console.views import client_page
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
@@ -72,6 +74,19 @@ def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_las
     monkeypatch.setattr(watch, "fleet_on_disk", lambda *args: replace(fleet_on_disk(*args), is_live=True))
     text = ask(console(folder), "/round").text
     assert f'{took}, and runs for <time datetime="2027-01-15T08:00:00.000Z"' in text
+
+
+def test_of_many_places_a_chart_shows_what_all_of_them_do(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    shares = {f"stream_accuracy/street {number:02}": number / 20 for number in range(21)}
+    told = {"time": BEGAN, "event": "client report", "client": "cam-001", "round": 4, "metrics": shares}
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    app = console(folder)
+    assert "mean of 23" in ask(app, "/clients/cam-001").text
+    charts = Watch(folder).read(lambda fleet, story, _: client_page(fleet, story, {"client": "cam-001"}))["charts"]
+    newest = {name: shares[-1] for name, shares, _ in charts[-1][1].lines}
+    assert newest == {"lowest": 0.0, "highest": 1.0, "mean of 23": pytest.approx(0.5)}
 
 
 def test_rows_can_be_chosen(folder: Path) -> None:
