@@ -169,9 +169,12 @@ def _why_not(provider: str) -> str:
 def _one_of_each(session: Any) -> tuple[str, str, tuple[int, ...]]:
     """Return the names of the one input and output, and a sample's shape."""
     inputs, outputs = session.get_inputs(), session.get_outputs()
-    if len(inputs) != 1 or len(outputs) != 1 or not inputs[0].shape:
+    if len(inputs) != 1 or len(outputs) != 1:
         raise _load_failed(f"graph has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each")
-    return inputs[0].name, outputs[0].name, tuple(inputs[0].shape[1:])
+    shape = inputs[0].shape
+    if not shape or not all(isinstance(side, int) for side in shape[1:]):  # a side that is free has a name, or None
+        raise _load_failed(f"graph takes an input of {shape}, expected a batch of inputs of one size, all sides given")
+    return inputs[0].name, outputs[0].name, tuple(shape[1:])
 
 
 def _session_options(num_threads: int, arena: bool) -> Any:

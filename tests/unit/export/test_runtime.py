@@ -72,6 +72,16 @@ def test_a_parameter_of_another_shape_or_dtype_is_refused_with_both(weight: Arra
     assert "graph needs (3, 2) float32" in detail
 
 
+@pytest.mark.parametrize("shape", [["batch", 3, "height", "width"], [None, 3, None, None], []])
+def test_a_graph_that_leaves_the_size_of_its_inputs_open_is_refused(shape: list[int | str | None]):
+    """As detectors from elsewhere do: whoever made an input of that size got a traceback."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(ArtefactRejected, match="expected a batch of inputs of one size"):
+        OnnxModel(model.SerializeToString(), {}, num_threads=1)
+
+
 def test_no_file_is_read_even_if_the_graph_names_one_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("parameters", "secret.bin"):
