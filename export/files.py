@@ -75,5 +75,8 @@ def _entries(text: str) -> list[str]:
     parts = text.split(",")
     with contextlib.suppress(OSError):  # as a path it is too long, or leads where we may not look
         if Path(text).is_file():
-            parts = read_file(Path(text)).decode(errors="replace").splitlines()
+            try:
+                parts = read_file(Path(text)).decode("utf-8-sig").splitlines()  # as Notepad writes it
+            except UnicodeDecodeError as error:
+                raise SettingsError(f"{text}: isn't UTF-8 ({error.reason} at byte {error.start})") from error
     return [part.strip() for part in parts if part.strip()]

@@ -48,6 +48,16 @@ def test_class_names_come_from_a_list_or_a_file(tmp_path: Path):
     assert read_class_names(",".join(many)) == tuple(many)
 
 
+def test_a_file_of_names_is_read_as_notepad_writes_it_and_only_as_what_it_says(tmp_path: Path):
+    """The first class had an invisible mark before its name, and a letter of Latin-1 became a question mark."""
+    path = tmp_path / "classes.txt"
+    path.write_bytes("Bär\r\ndog\r\n".encode("utf-8-sig"))
+    assert read_class_names(str(path)) == ("Bär", "dog")
+    path.write_bytes("Bär\ndog\n".encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"classes\.txt: isn't UTF-8 \(invalid continuation byte at byte 1\)"):
+        read_class_names(str(path))
+
+
 @pytest.mark.parametrize(("text", "expected"), [("cat", "gives 1 names"), ("a,b,a", "'a' is there more than once")])
 def test_class_names_that_make_no_task_are_refused(text: str, expected: str):
     with pytest.raises(SettingsError, match=expected):
