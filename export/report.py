@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from replayfleet.export.running.artefact import USUAL_ANSWER
+
 if TYPE_CHECKING:
     from replayfleet.export.job import Exported, Request
 
@@ -42,7 +44,8 @@ def _parity(done: Exported) -> str:
     batches = ", ".join(str(size) for size in parity.batches[:-1]) + f" and {parity.batches[-1]}"
     text = f"parity   {parity.worst:.1e} from the eager model, at most, over batches {batches}"
     if not parity.spread:  # absolute, or a model that always answers the same
-        return f"{text}; {parity.tolerance:g} is accepted"
+        of_large = f", or {parity.tolerance / USUAL_ANSWER:g} of its largest answer"  # as ``scale`` has it
+        return f"{text}; {parity.tolerance:g} is accepted{of_large if parity.worst > parity.tolerance else ''}"
     return (
         f"{text} of such samples: {parity.worst / parity.spread:.2g} of its answers' standard deviation, "
         f"{parity.tolerance / parity.spread:g} is accepted"

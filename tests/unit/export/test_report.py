@@ -19,6 +19,7 @@ TASK = Architecture("task", TaskSpec(1, 28, ("a", "b")))
     ("parity", "expected"),
     [
         (Parity(2e-6, (1, 2, 64), 1e-4), "batches 1, 2 and 64; 0.0001 is accepted"),
+        (Parity(3e-3, (1, 2, 64), 1e-4), "; 0.0001 is accepted, or 1e-05 of its largest answer"),
         (Parity(0.02, (1, 64), 0.1, spread=1.0), "0.02 of its answers' standard deviation, 0.1 is accepted"),
         (Parity(0.0, (1, 64), 0.0, spread=0.0), "batches 1 and 64; 0 is accepted"),  # as of an untrained model
     ],
