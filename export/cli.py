@@ -74,6 +74,8 @@ class _OneLineErrors(Program):
         except ReplayfleetError as error:
             click.echo(f"model-export: {error}", err=True)
         except OSError as error:
+            if error.filename is None:  # what is printed goes nowhere: a pipe that nobody reads any more, a full disk
+                raise
             click.echo(f"model-export: {error.filename}: can't be written ({error.strerror})", err=True)
         except ImportError as error:
             click.echo(f"model-export: {error}; install replayfleet[cpu] or replayfleet[cuda]", err=True)

@@ -141,7 +141,7 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
             with suppress(OSError):
                 folder.rmdir()
         names = {str(part): str(path) for path, part in parts.items()}
-        error.filename = names.get(str(error.filename), error.filename)
+        error.filename = names.get(str(error.filename), error.filename or str(request.path))
         raise
     written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in candidate.files.items())
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)

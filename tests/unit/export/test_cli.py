@@ -189,6 +189,20 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_no_folder(tmp_path: Path, m
     assert not (tmp_path / "a").exists()
 
 
+def test_who_reads_the_first_lines_alone_is_told_of_no_file_that_cant_be_written(tmp_path: Path):
+    """As of ``| head``: it said that None can't be written."""
+    path = tmp_path / "m.onnx"
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+    reads, writes = os.pipe()
+    os.close(reads)
+    code = f"from replayfleet.export.cli import main; main(['check', {str(path)!r}])"
+    done = subprocess.run([sys.executable, "-c", code], check=False, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_an_unknown_command_gets_the_nearest_name():
     assert "unknown command 'tsk'; did you mean 'task'?" in fails(["tsk"])
 
