@@ -136,6 +136,24 @@ def test_what_brokers_say_that_mosquitto_doesn_t_is_understood_too(word: bytes, 
         session.stop()
 
 
+def test_a_broker_that_hangs_up_on_mqtt_5_is_asked_for_the_older_one_without_an_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        url = f"mqtt://127.0.0.1:{server.getsockname()[1]}"
+        session = MqttSession(url, "a", on_message=lambda topic, payload: None)
+        session.start()
+        server.accept()[0].close()
+        link, _ = server.accept()
+        with link:
+            assert b"MQTT\x04" in link.recv(1024), "3.1.1"
+            link.sendall(b"\x20\x02\x00\x00")
+            until(lambda: session.connected)
+            session.stop()
+    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
 @pytest.mark.parametrize("reset", [False, True])
 def test_who_closes_in_the_handshake_may_not_speak_tls(reset: bool) -> None:

@@ -227,12 +227,12 @@ class MqttSession:
                 if short_lives >= SHORT_LIVES and not (connection.taken_over or self._stopping.is_set()):
                     problem = problem if connection.explained else PERHAPS_TAKEN
                     self._tell(problem)
-            if connection.speechless:  # perhaps another version helps
-                self._plan = replace(self._plan, modern=not self._plan.modern)
             if connection.unsupported:
-                self._plan = replace(self._plan, modern=False)
                 log.info("broker speaks no MQTT 5, using 3.1.1 broker=%s", self._plan.address)
-                continue
+            if connection.unsupported or connection.speechless:  # not all that speak 3.1.1 alone say so: RabbitMQ
+                self._plan = replace(self._plan, modern=not self._plan.modern)
+                if not self._plan.modern:
+                    continue
             if connection.ready and short_lives < SHORT_LIVES and not connection.taken_over:
                 backoff.reset()
             delay_s = backoff.next_s()
