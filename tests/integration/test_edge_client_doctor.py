@@ -145,6 +145,7 @@ def test_a_certificate_of_another_client_fails_with_both_names(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
+        (("allow_anonymous true", "max_packet_size 900"), {"limits": "failure", "large": "ok", "retained": "ok"}),
         (("allow_anonymous true", "max_packet_size 8192"), {"limits": "failure", "large": "ok"}),
         (("allow_anonymous true", "max_packet_size 65536"), {"limits": "warning", "large": "ok"}),
         (("allow_anonymous true", "max_inflight_messages 5"), {"limits": "warning", "large": "ok"}),

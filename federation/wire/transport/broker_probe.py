@@ -163,7 +163,8 @@ class BrokerProbe:
             BrokerProblem: It gets lost or damaged; the broker takes less than it announces.
         """
         announced = (self._welcome.max_packet_bytes if self._welcome else None) or USUAL_PACKET_BYTES
-        size = min(BLOCK_BYTES + PAYLOAD_RESERVE_BYTES, announced - _PROPERTY_RESERVE_BYTES)
+        taken = max(announced - _PROPERTY_RESERVE_BYTES, announced // 2)
+        size = min(BLOCK_BYTES + PAYLOAD_RESERVE_BYTES, taken)
         try:
             return size, self._echo(os.urandom(size), LARGE_ANSWER_S)
         except BrokerProblem as problem:
