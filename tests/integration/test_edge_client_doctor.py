@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import onnxruntime
 import pytest
+from paho.mqtt.client import MQTTMessage
 from support.authority import Authority
 from support.linked import linked_library
 from support.mosquitto import mosquitto, password_file
@@ -23,8 +24,8 @@ from replayfleet.devices.shared_libraries import is_missing
 from replayfleet.edge_client.doctor.broker import LINE, BrokerTarget, look_at_broker
 from replayfleet.edge_client.doctor.findings import Finding, Status
 from replayfleet.federation.wire.transport.broker import find_mosquitto
-from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
-from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, BrokerSilent
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, BrokerSilent, _Event
 from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
@@ -209,6 +210,38 @@ def test_a_broker_of_the_old_protocol_announces_no_limits_and_is_tried_all_the_s
         "retained": "ok",
     }
     assert found["broker.connection"].facts["protocol"] == "3.1.1"
+
+
+class TellsNewSubscriptionsAlone(Mock):
+    """A client of a broker that sends what it retains once in a subscription's life, however often it is asked for."""
+
+    kept, subscribed, probe = b"", False, Mock()
+
+    def publish(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Mock:
+        self.kept = payload
+        self.hear(payload, retain=False)
+        return Mock()
+
+    def subscribe(self, topic: str, *, qos: int) -> None:
+        self.probe._inbox.put(_Event("subscribed"))
+        if self.kept and not self.subscribed:
+            self.hear(self.kept, retain=True)
+        self.subscribed = True
+
+    def unsubscribe(self, topic: str) -> None:
+        self.subscribed = False
+
+    def hear(self, payload: bytes, *, retain: bool) -> None:
+        message = MQTTMessage()
+        message.payload, message.retain = payload, retain
+        self.probe._inbox.put(message)
+
+
+def test_a_broker_that_tells_new_subscriptions_alone_what_it_retains_does_retain_it() -> None:
+    probe = BrokerProbe(BrokerAddress.parse("mqtt://127.0.0.1"), "b", "t/x")
+    probe._client = client = TellsNewSubscriptionsAlone(probe=probe, subscribed=True)
+    probe.retained_message()
+    assert client.kept == b"", "removed again"
 
 
 def test_nobody_there_is_a_failure_that_says_so() -> None:

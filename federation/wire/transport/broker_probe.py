@@ -180,7 +180,9 @@ class BrokerProbe:
         try:
             self._publish(payload, retain=True)
             self._message(payload)
-            self._subscribe()  # again: brokers send what they retain to every new subscription
+            if self._client is not None:  # rumqttd sends what it retains to a new subscription alone
+                self._client.unsubscribe(self.topic)
+            self._subscribe()
             self._message(payload, retained=True)
         finally:
             if self._client is not None:
