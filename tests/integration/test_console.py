@@ -8,14 +8,20 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from replayfleet.aggregator.console import app
 from replayfleet.aggregator.console.beside import ConsoleBeside
+from replayfleet.aggregator.console.watch import Watch
 from replayfleet.federation.children import child_command
+from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.guard import Rules
+from replayfleet.federation.service.web.serving import WebServer
 from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, CHROMIUM, Browser, chromium
 from tests.support.consoles import console
@@ -122,6 +128,33 @@ def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> Non
             )
         page.wait("document.body.innerText.includes('too-slow')")
         page.close()
+
+
+def test_a_page_that_is_told_of_no_changes_asks_for_them_and_says_when_it_may_not_look_any_more(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "MAX_LIVE", 0)
+    folder, access = watched_fleet(tmp_path / "fleet"), Access(None, reading_needs_token=False)
+    served = app.Console(Watch(folder), Rules(frozenset({"127.0.0.1"}), access)).app
+    server = WebServer(served, "127.0.0.1", 0, name="console")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not server.url:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        page = browser.page(server.url + "clients/cam-001")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        with (folder / "events.jsonl").open("a") as file:
+            file.write('{"time": 1800000500, "event": "client gone", "client": "cam-001", "reason": "asleep"}\n')
+        page.wait("document.body.innerText.includes('asleep')")
+        access.reading_needs_token = True
+        page.wait("document.getElementById('stale').innerText.startsWith('You are logged out')")
+        page.close()
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
 
 
 def test_a_page_whose_console_is_gone_says_so_where_it_is_looked_at(browser: Browser, tmp_path: Path) -> None:

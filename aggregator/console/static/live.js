@@ -80,9 +80,11 @@ function listen() {
     stamp = event.data;
   };
   source.onerror = () => {
-    tell(AWAY);
     stamp = null;
-    if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
+    if (source?.readyState !== EventSource.CLOSED) return tell(AWAY);
+    source = null;  // refused: this page asks instead, and is told why where it may not look either
+    renew();
+    setTimeout(listen, 5000);
   };
 }
 
