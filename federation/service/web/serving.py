@@ -63,6 +63,12 @@ class _Punctual(H11Protocol):
         super().on_response_complete()
         self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request, self.cycle)
 
+    def shutdown(self) -> None:
+        """End what is told on and on, as if its browser had gone; uvicorn would wait, and cancel it noisily."""
+        super().shutdown()
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+
     def _expect_a_request(self, earlier: object = None) -> None:
         request: object = self.cycle  # None before the first one, whatever uvicorn's types say
         if request is earlier:

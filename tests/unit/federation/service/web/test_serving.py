@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from replayfleet.federation.service.web import guard, serving
@@ -36,7 +37,16 @@ def served(tls: tuple[Path | None, Path | None] = (None, None)) -> Iterator[serv
         except guard.Refused as refused:
             return PlainTextResponse(str(refused), refused.status)
 
-    routes = [Route("/", lambda _: PlainTextResponse("here")), Route("/body", takes, methods=["POST"])]
+    async def on_and_on() -> AsyncIterator[str]:
+        while True:
+            yield "more\n"
+            await asyncio.sleep(0.01)
+
+    routes = [
+        Route("/", lambda _: PlainTextResponse("here")),
+        Route("/body", takes, methods=["POST"]),
+        Route("/live", lambda _: StreamingResponse(on_and_on())),
+    ]
     app = Starlette(routes=routes)
     made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4, tls=tls)
     thread = threading.Thread(target=made.run)
@@ -125,6 +135,18 @@ def test_connections_that_ask_once_and_never_end_their_second_question_give_thei
     finally:
         for each in stalled:
             each.close()
+
+
+def test_an_answer_that_goes_on_and_on_ends_with_the_server_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as server:
+        line = socket.create_connection(server._server.servers[0].sockets[0].getsockname(), timeout=60)
+        line.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert line.recv(1000).startswith(b"HTTP/1.1 200")
+    with contextlib.suppress(ConnectionResetError):
+        while line.recv(1000):
+            pass
+    line.close()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_a_body_that_breaks_off_is_no_event(server: serving.WebServer, caplog: pytest.LogCaptureFixture) -> None:
