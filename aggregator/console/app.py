@@ -80,10 +80,13 @@ class Console:
             somebody = who_asks(request).somebody
             given = (*request.query_params.items(), *request.path_params.items())
             asked = {key: value[:MAX_FIELD] for key, value in given}
+            # It is said once, to whoever comes, and not to another window that renews what it shows.
+            comes = request.headers.get("sec-fetch-dest", "document") == "document"
+            said = self._operating.take_said(somebody) if comes else ("", "")
             common = {"asked": asked, "here": path, "addresses": _ADDRESSES, "somebody": somebody,
                       "has_tokens": self._access.has_tokens, "kept": self._samples.kept,
                       "pictures": lambda client: pictures_of(self._watch.folder, client),
-                      "said": self._operating.take_said(somebody)}  # fmt: skip
+                      "said": said}  # fmt: skip
 
             def text(fleet: Fleet, story: Story, number: int) -> str | None:
                 # What is the same for all who look is made once; a form has its session's secret.

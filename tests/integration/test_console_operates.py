@@ -73,6 +73,8 @@ def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
     assert "Round 0 closes with 2 uploads, and has 2" in asked.text
     done = anna.send("/do", verb="exclude", client="cam-3", because="its lens is broken", secret=anna.secret(asked))
     assert (done.status, done.headers["location"]) == (303, "/clients/cam-3")
+    renewed = ask(anna.app, "/clients/cam-3", cookie=anna.cookie, sec_fetch_dest="empty").text
+    assert "Done: exclude cam-3" not in renewed, "another window of hers isn't told instead"
     page = anna.get("/clients/cam-3").text
     assert "Done: exclude cam-3" in page
     assert "Excluded by anna in the console: its lens is broken" in page
