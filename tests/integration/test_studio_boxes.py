@@ -135,6 +135,15 @@ def held_back(page: Page) -> str:
         page.run("0")
 
 
+def test_a_camera_that_gives_no_pictures_any_more_is_not_shown_as_live(device: Device, page: Page) -> None:
+    device.see(1, (10, 10, 50, 50))
+    page.wait("at('cameras').innerText.includes('front: car 30 %')")
+    device.now += 40
+    page.wait("at('cameras').innerText.includes('front: no picture for 40 s')")
+    device.see(2, (10, 10, 50, 50))
+    page.wait("at('cameras').innerText.includes('front: car 30 %')")
+
+
 def test_nothing_is_learned_of_a_picture_that_has_not_come(device: Device, page: Page) -> None:
     page.call("Fetch.enable", patterns=[{"urlPattern": "*/frame?*"}])
     device.see(1, (10, 10, 50, 50))

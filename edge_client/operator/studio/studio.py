@@ -78,14 +78,15 @@ class Studio:
         self._learn = learn
         self._clock = clock
         self._frames = WaitingFrames(keep_s)
-        self._newest: dict[str, Shown] = {}
+        self._newest: dict[str, tuple[Shown, float]] = {}  # and when it came
         self._saying = threading.Lock()  # whoever finds a frame labels it, and nobody else
         self._done: collections.deque[tuple[Waiting, str, TakeBack]] = collections.deque(maxlen=MAX_UNDO)
 
     def watch(self, shown: Shown) -> None:
         """Take note of a picture; called on the serving thread."""
-        self._newest[shown.picture.camera] = shown
-        self._frames.offer(shown, self._clock())
+        now = self._clock()
+        self._newest[shown.picture.camera] = shown, now
+        self._frames.offer(shown, now)
 
     def state(self) -> dict[str, Any]:
         """What the page shows beside pictures."""
@@ -108,8 +109,13 @@ class Studio:
                 "need_pictures": progress.min_pictures,
             },
             "cameras": [
-                {"name": name, "frame": shown.picture.frame_id, "answers": _said(shown, names)}
-                for name, shown in sorted(self._newest.copy().items())
+                {
+                    "name": name,
+                    "frame": shown.picture.frame_id,
+                    "age_s": round(now - at, 1),
+                    "answers": _said(shown, names),
+                }
+                for name, (shown, at) in sorted(self._newest.copy().items())
             ],
             "keep_s": self._frames.keep_s,
             "num_waiting": len(waiting),
@@ -195,9 +201,9 @@ class Studio:
 
     def newest(self, camera: str, max_bytes: int | None = None) -> tuple[int, Callable[[], bytes]] | None:
         """Return a camera's newest frame number, and what makes its JPEG; None before its first picture."""
-        shown = self._newest.get(camera)
-        if shown is None:
+        if camera not in self._newest:
             return None
+        shown, _ = self._newest[camera]
         return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, answered_corners(shown), max_bytes)
 
 

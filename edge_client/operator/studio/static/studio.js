@@ -2,7 +2,7 @@
 // Everything from the device goes through textContent or URLSearchParams; nothing is read as HTML.
 const at = (id) => document.getElementById(id);
 const KEYS = "1234567890";
-const REACTION_MS = 700, ENOUGH_S = 3;
+const REACTION_MS = 700, ENOUGH_S = 3, STILL_S = 10;
 let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false, swapped = -REACTION_MS;
 let asked = 0, answered = 0, undone = Infinity; // numbers of looks: the newest sent, the newest drawn, the first that knows of an undo
 
@@ -128,7 +128,9 @@ function drawLive() {
       at("cameras").append(figure);
     }
     const said = camera.answers.map((one) => `${one.class} ${percent(one.confidence)}`).join(", ");
-    figure.lastChild.textContent = `${camera.name}: ${said || "no answer"}`;
+    const isStill = camera.age_s > STILL_S; // its newest picture isn't what it sees now
+    figure.classList.toggle("still", isStill);
+    figure.lastChild.textContent = `${camera.name}: ${isStill ? `no picture for ${Math.round(camera.age_s)} s` : said || "no answer"}`;
   }
 }
 
