@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,16 @@ def held_back(page: Page) -> str:
         for event in page.events("Fetch.requestPaused"):
             return str(event["requestId"])
         page.run("0")
+
+
+def test_the_longest_names_make_the_page_no_wider_than_a_telephone(device: Device, page: Page) -> None:
+    known = replace(device.known(), client="c" * 64, class_names=("x" * 200, "bike"))
+    device.studio._known = lambda: known
+    page.look(width=320)
+    device.see(1, (10, 10, 50, 50))
+    wait_for(page, 1)
+    page.wait("at('where').textContent.startsWith('ccc') && at('drawn').textContent.includes('xxx')")
+    assert page.run("document.documentElement.scrollWidth") == 320
 
 
 def test_a_camera_that_gives_no_pictures_any_more_is_not_shown_as_live(device: Device, page: Page) -> None:
