@@ -10,6 +10,7 @@ import hashlib
 import io
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -68,7 +69,7 @@ def torchscript_facts(data: bytes) -> dict[str, str]:
                 folder, _, name = entry.rpartition("/")
                 if folder.endswith("/extra") and name.startswith(PREFIX):
                     facts[name.removeprefix(PREFIX)] = file.read(entry).decode()
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, zlib.error) as error:  # also of a password
         raise ArtefactRejected(Reason.LOAD_FAILED, f"not a TorchScript file: {error}") from error
     return facts
 

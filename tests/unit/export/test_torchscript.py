@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import replayfleet.export.torchscript
-from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.export.torchscript import load_torchscript, torchscript_bytes, torchscript_facts
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 
@@ -52,6 +52,17 @@ def test_bytes_that_are_no_torchscript_are_refused_in_one_line():
     with pytest.raises(ArtefactRejected, match="load-failed") as caught:
         load_torchscript(data, hashlib.sha256(data).hexdigest())
     assert "\n" not in str(caught.value)
+
+
+def test_an_archive_with_a_password_is_no_export():
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("m/extra/replayfleet.kind", "task")
+    locked = bytearray(archive.getvalue())
+    locked[6] |= 1  # the flags of the one entry, before it and in the list at the end
+    locked[locked.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(ArtefactRejected, match="is encrypted"):
+        torchscript_facts(bytes(locked))
 
 
 def test_the_file_holds_its_facts_and_no_source_paths():
