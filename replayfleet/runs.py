@@ -295,6 +295,7 @@ def _simulation(path: Path) -> Run:
     from replayfleet.federation.service.fleet.spec import build_method
     from replayfleet.federation.simulator.checkpoints import Checkpoints
     from replayfleet.federation.simulator.result import Result
+    from replayfleet.federation.simulator.serving import ServedModels
 
     checkpoints = Checkpoints(path / "state")
     identity = _json(path / "state" / "run.json")
@@ -317,9 +318,10 @@ def _simulation(path: Path) -> Run:
         method: Any = build_method(ALL_METHODS.named(identity["method"]), task, identity["settings"])
         if not method.deployable:
             raise SettingsError(f"{path}: {identity['method']} predicts with more than a task model, so it has none")
-        last = snapshots[-1].aggregator
+        last, own, served = snapshots[-1].aggregator, snapshots[-1].clients[client], ServedModels()
         try:
             state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
+            served.restore(client, decode_own(own.blobs, own.facts, checkpoints))
         except SettingsError as error:
             if checkpoints.num_rounds() == len(snapshots):
                 raise
@@ -328,7 +330,7 @@ def _simulation(path: Path) -> Run:
         download = method.download_for(state, client, initial)
         packed = download.pack().parameter_sets
         wanted = {name: tensors for name, tensors in packed.items() if name.startswith(_SUB_GENERATOR)}
-        wanted[_TASK] = download.task_parameters
+        wanted[_TASK] = served.parameters.get(client, download.task_parameters)
         return {name: {key: tensor.numpy() for key, tensor in tensors.items()} for name, tensors in wanted.items()}
 
     clients = tuple(sorted(snapshots[-1].clients)) if snapshots else ()
@@ -357,7 +359,7 @@ def _client(folder: Path) -> Run:
     held = StateStore(folder, read_only=True).held()
     if held is None:
         raise SettingsError(f"{folder}: this client has no model yet")
-    return _deployed(folder, "client", held.spec, {held.manifest.client_id: held.manifest}, held.manifest.round)
+    return _deployed(folder, "client", held.spec, {held.manifest.client_id: held.served}, held.manifest.round)
 
 
 def _deployed(

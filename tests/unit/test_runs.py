@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,15 +20,16 @@ from support.image_sets import write_fashion_mnist
 
 import replayfleet
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.edge_client.state_store import HeldDownload, StateStore
+from replayfleet.edge_client.state_store import Choice, HeldDownload, StateStore
 from replayfleet.export.cli import main
 from replayfleet.export.parameters import Model
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.service.artefact_codec import decode_own, encode_artefacts, encode_parameters
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.simulator.checkpoints import Checkpoints
+from replayfleet.federation.simulator.serving import ServedModels
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Probe, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.build import build_generator, build_task_model, initialise
@@ -163,6 +165,29 @@ def test_a_data_dir_holds_the_models_that_are_served(data_dirs: Path) -> None:
     assert not same(own.task_model(), run.task_model("cam-1"))
     assert list(own.sub_generators()) == [TASK.class_names[3]]
     assert stored_model(data_dirs, "cam-1", "sub-generator", "3").kind == "sub-generator"
+
+
+def test_where_a_device_chose_what_it_serves_its_model_is_what_it_chose(simulated: Run, data_dirs: Path) -> None:
+    """It was what the device downloaded, which neither answers its camera nor was measured."""
+    chosen = initialise(build_task_model(TASK), torch.Generator().manual_seed(9)).state_dict()
+    wanted = Model("task", TASK, {name: tensor.numpy() for name, tensor in chosen.items()})
+
+    store, data = StateStore(data_dirs / "client"), encode_parameters(chosen)
+    entry = BlobEntry("chosen", DiskBlobStore(data_dirs / "client" / "blobs").put(data), len(data))
+    choice = Choice("own", {"own": 0.9}, 0.1, 0.01, lost=False, parameters=entry, probe=Probe(0, 1, (0.0,), 1e-4))
+    held = store.held()
+    assert held is not None
+    store.hold(msgspec.structs.replace(held, choice=choice))
+    assert same(open_run(data_dirs / "client").task_model(), wanted)
+
+    folder = shutil.copytree(simulated.path, data_dirs / "run")
+    checkpoints = Checkpoints(folder / "state")
+    last = checkpoints.load()[-1]
+    state = decode_own(last.clients["client-1"].blobs, last.clients["client-1"].facts, checkpoints)
+    stored = encode_artefacts(ServedModels({"client-1": chosen}).packed("client-1", state), checkpoints)
+    checkpoints.save(msgspec.structs.replace(last, clients={**last.clients, "client-1": stored}))
+    assert same(open_run(folder).task_model(1), wanted)
+    assert same(open_run(folder).task_model(0), simulated.task_model(0))
 
 
 @pytest.mark.parametrize(
