@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
     from replayfleet.federation.service.fleet.task import task_of
-    from replayfleet.federation.wire.protocol.messages import spoken
+    from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, spoken
     from replayfleet.federation.wire.transport.blob_store import look_up
 
     if not (data_dir / BLOBS).is_dir():
@@ -104,15 +104,21 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     digests = {entry.name: entry.digest for entry in served.blobs}
     serving = served.serving
     assert serving is not None  # the download's has one
-    graph, parameters = folder / "served.onnx", folder / "served.safetensors"
+    # A rounded graph stands alone; what it was made of is there too, and tells how the other forms do.
+    names = {"task.onnx": TASK_GRAPH, "task.safetensors": serving.model, "served.onnx": serving.graph}
+    graph, parameters, own = (folder / name for name in names)
     try:
-        graph.write_bytes(look_up(data_dir / BLOBS, digests[serving.graph]))
-        parameters.write_bytes(look_up(data_dir / BLOBS, digests[serving.parameters]))
+        for path, name in zip((graph, parameters, own), names.values(), strict=True):
+            path.write_bytes(look_up(data_dir / BLOBS, digests[name]))
     except (KeyError, ArtefactRejected) as error:
         raise SettingsError(f"data dir {data_dir}: the served model can't be read ({error})") from error
-    return _with_torch(
-        f"version {spoken(held.manifest.version)} of {data_dir}", graph, parameters, task_of(held.spec), folder
-    )
+    name, precision = f"version {spoken(held.manifest.version)} of {data_dir}", serving.precision
+    subject = _with_torch(name, graph, parameters, task_of(held.spec), folder)
+    if serving.graph == TASK_GRAPH:
+        return subject
+    others = (variant for variant in subject.variants if variant.precision != precision)
+    lacking = tuple(row for row in subject.lacking if row[0] != precision)
+    return replace(subject, variants=(Variant("onnx", precision, str(own)), *others), lacking=lacking)
 
 
 def of_our_own(folder: Path) -> Subject:

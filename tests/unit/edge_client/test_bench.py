@@ -37,6 +37,8 @@ from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
+from replayfleet.federation.wire.protocol.tensors import encode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 QUICK = 0.01
@@ -187,6 +189,30 @@ def test_a_served_model_that_is_damaged_stays_where_its_client_finds_it(tmp_path
         from_data_dir(tmp_path, tmp_path)
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["aa"]
     assert blob.read_bytes() == b"damaged"
+
+
+def test_a_client_that_serves_a_rounded_model_is_measured_with_it_and_with_what_it_was_made_of(
+    ours: Subject, tmp_path: Path
+):
+    """Its float16 was called float32 and what was made of it int8, and PyTorch was given no parameters."""
+    exact, rounded = (next(each for each in ours.variants if each.precision == name) for name in ("fp32", "fp16"))
+    blobs, files = DiskBlobStore(tmp_path / "blobs"), (exact.model, exact.parameters, rounded.model)
+    names = ("graph/task", "task", "graph/task-fp16", "graph/rounded-from/task")
+    contents = (*(Path(file).read_bytes() for file in files), encode_arrays({}))
+    entries = tuple(BlobEntry(name, blobs.put(data), len(data)) for name, data in zip(names, contents, strict=True))
+    serving = Serving("graph/task-fp16", "graph/rounded-from/task", Probe(0, 1, (0.0,), 1e-4))
+    agreed = make_spec("yard", "fedavg", OUR_TASK, preset="tiny", overrides={}, run_seed=0)
+    StateStore(tmp_path).hold(HeldDownload(Manifest("down", "yard", "cam-1", 1, 1, entries, b"\x80", serving), agreed))
+    found = from_data_dir(tmp_path, tmp_path).variants
+    assert [(each.form, each.precision) for each in found] == [
+        ("onnx", "fp16"),
+        ("onnx", "fp32"),
+        ("torchscript", "fp32"),
+        ("eager", "fp32"),
+        ("onnx", "int8"),
+    ]
+    assert Path(found[0].model).read_bytes() == Path(rounded.model).read_bytes()
+    assert [Path(path).read_bytes() for path in (found[3].model, found[3].parameters)] == list(contents[:2])
 
 
 @pytest.mark.parametrize(
