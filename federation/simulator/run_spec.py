@@ -71,7 +71,7 @@ class RunSpec:
         str,
         Option(
             "Data set: fashion-mnist, fashion-mnist-turned, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, "
-            "tinyimagenet-100, carla-crops, carla-boxes (with --scenario driving), or folder.",
+            "tinyimagenet-100, carla-crops, carla-boxes (with --scenario driving), features, or folder.",
             STREAM,
         ),
     ] = "fashion-mnist"
@@ -120,7 +120,7 @@ class RunSpec:
     download: Annotated[bool, Option("Let torchvision fetch a data set that is not found.", STREAM)] = False
     image_size: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Option("Side of an image, 32 or 64, with --dataset folder.", STREAM, unit="pixels"),
+        Option("Side of an image: 32 or 64 with --dataset folder, 28, 32 or 64 with features.", STREAM, unit="pixels"),
     ] = None
     overrides: Annotated[
         tuple[str, ...],

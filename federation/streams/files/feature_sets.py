@@ -61,7 +61,10 @@ def read_features(root: Path, size: int) -> Parts | None:
             found = f"{labels.min()} to {labels.max()}"
             raise SettingsError(f"{part} labels in {folder} are {found}, but {CLASSES} names {len(names)} from 0")
     if train.shape[1] > size * size:
-        raise SettingsError(f"features in {folder} have {train.shape[1]} entries, {size} x {size} pixels hold fewer")
+        raise SettingsError(
+            f"features in {folder} have {train.shape[1]} entries, {size} x {size} pixels hold fewer: 4096 at most, "
+            "with --image-size 64"
+        )
     scale = float(np.abs(train).max()) or 1.0
     return (
         LabelledImages(as_images(train, scale, size), train_labels, names),

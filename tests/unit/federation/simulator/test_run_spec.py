@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import settings_of
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.tables import running
 from replayfleet.federation.simulator.tables.paper import Column, Row
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
+from replayfleet.federation.streams.datasets import BOX_DATASETS, DATASETS
 
 PLAIN = RunSpec(method="fedavg", out=Path("runs/a b"))
 FULL = replace(
@@ -82,3 +85,9 @@ def test_a_child_runs_no_file_of_the_current_folder(tmp_path: Path, monkeypatch:
     assert running.launch_process(run).wait(timeout=60) == 2
     assert "data root" in (tmp_path / "out" / running.LOG).read_text()
     assert not list(tmp_path.glob("planted-*"))
+
+
+def test_the_help_names_every_data_set() -> None:
+    option = settings_of(RunSpec)["dataset"].option
+    assert option is not None
+    assert {*DATASETS, *BOX_DATASETS} <= set(re.findall(r"[\w-]+", option.help))
