@@ -146,12 +146,20 @@ class _Labelled(Protocol):
 
 
 def digest_of(parts: Iterable[_Labelled]) -> str:
-    """Return a digest of what a set holds, wherever it lies: classes, labels and names of files; no pixel is read."""
+    """Return a digest of what a set holds, wherever it lies: classes, labels and names of files, which stay unread.
+
+    Images that are an array have no files, so their pixels count.
+    """
     found = hashlib.sha256()
     for part in parts:
         files = [name.rpartition("/")[2] for name in getattr(part.images, "names", ())]
         found.update("\0".join([*part.class_names, "", *files, ""]).encode(errors="surrogateescape"))
         found.update(part.labels.tobytes())
+        images = part.images
+        while isinstance(images, ShownImages):
+            images = images.images
+        if isinstance(images, np.ndarray):
+            found.update(images.tobytes())
     return found.hexdigest()
 
 

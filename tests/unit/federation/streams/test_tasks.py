@@ -136,6 +136,19 @@ def test_files_of_other_names_are_other_samples_however_tasks_show_them(scenario
     assert digest("a/1.png") == digest("elsewhere/1.png") != digest("a/2.png")
 
 
+@pytest.mark.parametrize("scenario", ["rotated", "sequential"])
+def test_other_pixels_of_an_array_are_other_samples(scenario: str) -> None:
+    def digest(images: np.ndarray) -> str:
+        made = data()
+        held = dataclasses.replace(made, test=dataclasses.replace(made.test, images=images))
+        shown = as_tasks_show_it(StreamSettings(scenario=scenario, num_clients=2, num_tasks=2), held)
+        return digest_of((shown.train, shown.test))
+
+    images = data().test.images
+    assert isinstance(images, np.ndarray)
+    assert digest(images) == digest(images.copy()) != digest(images ^ 1)
+
+
 def test_a_rotation_turns_about_the_centre_and_keeps_what_it_can() -> None:
     from replayfleet.federation.streams.tasks import _turned
 
