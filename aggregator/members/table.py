@@ -160,12 +160,17 @@ class Members:
 
     @staticmethod
     def _issue(client: str, issued: Issued) -> list[_Statement]:
+        # The newest is what the member has. One that a clock ahead of time dated wasn't issued after this one.
+        former = (
+            "UPDATE certificates SET issued_at = min(issued_at, ? - 1) WHERE client = ?",
+            (issued.issued_at, client),
+        )
         row = (str(issued.serial), client, issued.issued_at, issued.ends_at, issued.expires_at)
         text = "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)"
         noted = ("DELETE FROM requested WHERE client = ?", (client,))
         if issued.requested:
             noted = ("INSERT OR IGNORE INTO requested VALUES (?)", (client,))
-        return [(text, row), noted, *_kept(client, issued.keys)]
+        return [former, (text, row), noted, *_kept(client, issued.keys)]
 
     def _change(self, *statements: _Statement, deed: Deed | None = None) -> None:
         try:

@@ -411,6 +411,23 @@ def test_a_member_has_the_days_of_its_newest_certificate_though_a_former_one_cou
     assert table.expiries(tmp_path)["cam-1"] == pytest.approx(newest.timestamp(), abs=1)
 
 
+def test_a_member_that_was_enrolled_while_the_clock_was_ahead_has_the_days_of_the_certificate_that_it_got_since(
+    tmp_path: Path,
+) -> None:
+    enrolled(tmp_path, "cam-0")
+    enrolled(tmp_path, "cam-1", "cam-2", now=NOW + timedelta(days=1800))
+    for days, client, renews in ((0, "cam-1", True), (1, "cam-2", False)):
+        with opened(tmp_path, now=NOW + timedelta(days=days)) as registry:
+            if renews:
+                done = registry.renew(client, Terms(days=100), overlap_days=14)
+            else:
+                registry.revoke(client)
+                done = registry.enrol(client, Terms(days=100))
+        ends = (NOW + timedelta(days=days + 100)).timestamp()
+        assert done.member.certificates[0].ends_at == pytest.approx(ends, abs=1)
+        assert table.expiries(tmp_path)[client] == pytest.approx(ends, abs=1)
+
+
 def test_where_the_broker_has_its_files_is_remembered(tmp_path: Path) -> None:
     def named() -> str | None:
         return broker_files.place_in(tmp_path / "broker" / "replayfleet.conf")
