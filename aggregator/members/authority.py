@@ -62,7 +62,9 @@ class Authority:
             raise SettingsError(
                 f"it is {now:%Y-%m-%d %H:%M}, and the fleet's authority is valid from "
                 f"{self.certificate.not_valid_before_utc:%Y-%m-%d} to {self.certificate.not_valid_after_utc:%Y-%m-%d}: "
-                "set this machine's clock"
+                "set this machine's clock. If it is right, and wasn't when the authority was made, move "
+                f"{folder / CA_CERTIFICATE} away: `aggregator renew aggregator` makes another one for the same key, "
+                "and each member has to be renewed"
             )
 
     @property

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from replayfleet.aggregator.members import broker_files as files
 from replayfleet.aggregator.members.authority import (
     CA_CERTIFICATE,
+    CA_KEY,
     Authority,
     new_key,
     pem_of,
@@ -321,7 +322,7 @@ def opened(
     Raises:
         SettingsError: The data dir has no members yet or is another fleet's, or something can't be written.
     """
-    if not new and not (data_dir / MEMBERS / CA_CERTIFICATE).is_file():
+    if not new and not any((data_dir / MEMBERS / name).is_file() for name in (CA_KEY, CA_CERTIFICATE)):
         raise SettingsError(f"data dir {data_dir}: nobody was enrolled here; `aggregator enroll` does")
     if data_dir.exists():  # somebody else's is left as it is
         read_owner(data_dir, aggregators(fleet))

@@ -484,6 +484,20 @@ def test_a_wrong_clock_issues_nothing(tmp_path: Path) -> None:
         enrolled(tmp_path, "cam-2", now=NOW - timedelta(days=400))
 
 
+def test_a_fleet_that_a_clock_ahead_of_time_founded_goes_on_once_it_is_right(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1", now=NOW + timedelta(days=1800))
+    with pytest.raises(SettingsError, match=r"If it is right.*members/ca\.crt away: `aggregator renew aggregator`"):
+        enrolled(tmp_path, "cam-2")
+    (tmp_path / "members" / "ca.crt").unlink()
+    for client in ("aggregator", "cam-1"):
+        with opened(tmp_path, now=NOW) as registry:
+            folder = registry.renew(client, Terms(), overlap_days=0).folder
+        assert folder is not None
+        made = [x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("member.crt", "ca.crt")]
+        made[0].verify_directly_issued_by(made[1])
+        assert all(each.not_valid_before_utc <= NOW for each in made)
+
+
 WITHOUT, WITH = {"aggregator", "cam-0"}, {"aggregator", "cam-0", "cam-1"}
 POSSIBLE = {"enroll": (WITHOUT, WITH), "renew": (WITH,), "revoke": (WITHOUT, WITH)}
 
