@@ -131,7 +131,7 @@ def _limits(welcome: Welcome) -> Finding:
     if packet is not None and packet < SMALL_PACKET_BYTES:
         return warning("broker.limits", found, "transfers are slow in such small blocks: allow 1 MiB", **facts)
     if receive is not None and receive < MAX_INFLIGHT:
-        advice = f"allow {MAX_INFLIGHT} (mosquitto: max_inflight_messages): a client sends so many at once"
+        advice = f"transfers are slow with so few on their way: allow {MAX_INFLIGHT} (mosquitto: max_inflight_messages)"
         return warning("broker.limits", found, advice, **facts)
     return ok("broker.limits", found, **facts)
 

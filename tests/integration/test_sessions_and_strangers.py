@@ -154,6 +154,32 @@ def test_a_broker_that_hangs_up_on_mqtt_5_is_asked_for_the_older_one_without_an_
     assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
+def test_no_more_is_on_its_way_than_the_broker_announced() -> None:
+    """One that announces 2 and means it ends the connection at the third message (MQTT 5, 4.9)."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        session = MqttSession(
+            f"mqtt://127.0.0.1:{server.getsockname()[1]}", "a", on_message=lambda topic, payload: None
+        )
+        session.start()
+        link, _ = server.accept()
+        with link:
+            link.settimeout(30)
+            link.recv(1024)
+            link.sendall(b"\x20\x06\x00\x00\x03\x21\x00\x02")
+            until(lambda: session.connected)
+            for _ in range(6):
+                session.publish("t/x", b"")
+            seen, answered = b"", 0
+            while answered < 6:
+                while len(numbers := [part[:2] for part in seen.split(b"\x00\x03t/x")[1:]]) <= answered:
+                    seen += link.recv(1024)
+                assert len(numbers) <= answered + 2
+                link.sendall(b"\x40\x02" + numbers[answered])
+                answered += 1
+            session.stop()
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
 @pytest.mark.parametrize("reset", [False, True])
 def test_who_closes_in_the_handshake_may_not_speak_tls(reset: bool) -> None:

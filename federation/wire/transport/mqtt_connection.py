@@ -52,7 +52,7 @@ CONNECT_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 1.0
 WILL_DELAY_S = 5
 MAX_INFLIGHT = 20
-"""What mosquitto announces as its receive maximum; paho does not read the announcement."""
+"""What mosquitto announces as its receive maximum; a broker that announces less gets less."""
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
@@ -103,6 +103,10 @@ class _CountingClient(Client):
         """Called by paho's thread at the end of every turn."""
         self.turns += 1
         return super().loop_misc()
+
+    def heed(self, receive_maximum: int) -> None:
+        """Have no more unacknowledged than the broker announced, which may end a connection for it (MQTT 5, 4.9)."""
+        self._max_inflight_messages = min(MAX_INFLIGHT, receive_maximum)  # paho's setter takes none once connected
 
     def _sock_recv(self, bufsize: int) -> bytes:
         """Called for what is left of a packet; one that is too large, or that nobody asked for, ends the connection."""
@@ -270,6 +274,7 @@ class Connection:
         client.on_log = None
         self.session_kept = flags.session_present
         self.max_packet_bytes = int(getattr(properties, "MaximumPacketSize", 0)) or USUAL_PACKET_BYTES
+        self._client.heed(int(getattr(properties, "ReceiveMaximum", MAX_INFLIGHT)))
         topics = self._topics()  # after ``accepted`` is set: a topic added meanwhile is asked for here or by its adder
         if topics:
             self.subscribe(topics)
