@@ -99,6 +99,7 @@ class Coordinator:
 
     def start(self, now: float) -> None:
         """Lead, unless others have to be asked first; that begins with the connection."""
+        self._parts.disk.tick(now)  # it knows the time from before the models were exported, which may take a minute
         if not self._parts.leadership.must_ask:
             self._do(self._parts.leadership.connected(now), now)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from support.tiny_fleet import FLEET, SEED, Crash, TinyFleet, tiny_spec
+from support.tiny_fleet import FLEET, SEED, Crash, TinyExporter, TinyFleet, tiny_spec
 from support.tiny_method import TinyMethod, TinyState, TinyUpload
 
 from replayfleet.aggregator.aggregation import restore_artefacts
@@ -268,6 +268,23 @@ def test_a_client_that_comes_online_is_told_how_much_time_is_left_now(tmp_path: 
 
     fleet.run(until=told)
     assert heard[-1] < 2.0
+    fleet.close()
+
+
+def test_a_first_round_has_its_whole_time_however_long_the_models_took_to_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def slowly(exporter: TinyExporter) -> dict[str, bytes]:
+        fleet.now += 50
+        return {"graph/task": b"a graph"}
+
+    fleet = TinyFleet(tmp_path, deadline_s=60)
+    fleet.kill_aggregator()
+    shutil.rmtree(tmp_path / "aggregator")
+    monkeypatch.setattr(TinyExporter, "graphs", slowly)
+    fleet.new_service().start()
+    assert fleet.now == 150
+    assert fleet.rounds.remaining_s(fleet.now) == 60
     fleet.close()
 
 
