@@ -184,7 +184,8 @@ def test_a_model_that_does_not_pass_its_checks_is_never_served_and_frames_flow_o
     monkeypatch.setenv("MISBEHAVES", how)
     made = rig()
     made.start(colours.candidate(1))
-    wrong = colours.candidate(2, colours.workers(*DOUBLE, load_timeout_s=3.0), lies=how == "lies")
+    patience_s = 3.0 if how == "hangs on load" else 120.0
+    wrong = colours.candidate(2, colours.workers(*DOUBLE, load_timeout_s=patience_s), lies=how == "lies")
     if how == "is truncated":
         wrong = colours.candidate(3, shift=2)
         path = colours.store.path(colours.manifest(3, shift=2).blobs[1].digest)
