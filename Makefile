@@ -47,9 +47,9 @@ test: setup ## All tests but the slow ones
 test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
 
-test-console: setup ## Console, label studio and alerts with all that this machine has: Chromium, axe (npm), Prometheus
+test-console: setup ## Console, label studio, a demo's report and alerts with all that this machine has: Chromium, axe (npm), Prometheus
 	@npm install --silent --no-audit --no-fund --no-save --prefix runs/npm axe-core@4 || echo "no npm: accessibility isn't checked"
-	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/unit/aggregator/console tests/integration/test_console*.py tests/integration/test_studio*.py tests/integration/test_alerts.py $(ARGS)
+	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/unit/aggregator/console tests/integration/test_console*.py tests/integration/test_studio*.py tests/integration/test_report_in_a_browser.py tests/integration/test_alerts.py $(ARGS)
 
 test-faults: setup ## A fleet that is lied to, starved, cut off and killed: everything in tests/faults, the long part included
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/faults $(ARGS)

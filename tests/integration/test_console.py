@@ -192,3 +192,14 @@ def test_an_accessibility_checker_finds_no_fault(browser: Browser, address: str,
             page = browser.page(address + path, width=width, dark=dark)
             assert page.faults() == [], (width, dark)
             page.close()
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_share_in_a_matrix_of_weights_can_be_read(browser: Browser, address: str, dark: bool) -> None:
+    page = browser.page(address + "/methods", dark=dark)
+    page.wait("document.getElementById('live-state').textContent === 'live'")
+    page.run("document.querySelectorAll('.heat tbody td').forEach((one, place) => { one.className = `s${place + 5}` })")
+    assert page.run("document.querySelectorAll('.s20').length") == 1
+    assert page.faults() == []
+    page.close()
