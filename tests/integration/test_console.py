@@ -203,3 +203,17 @@ def test_every_share_in_a_matrix_of_weights_can_be_read(browser: Browser, addres
     assert page.run("document.querySelectorAll('.s20').length") == 1
     assert page.faults() == []
     page.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("/methods", ".heat tbody td"), ("/round", ".progress i"), ("/round", "nav a"), ("/round", ".steps li")],
+)
+def test_in_colours_of_the_readers_own_nothing_is_missing_that_a_surface_or_a_line_tells(
+    browser: Browser, address: str, path: str, told: str
+) -> None:
+    page = browser.page(address + path)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "forced-colors", "value": "active"}])
+    looks = "one => (s => `${s.backgroundColor} ${s.borderBottomColor} ${s.borderTopWidth}`)(getComputedStyle(one))"
+    assert page.run(f"new Set([...document.querySelectorAll('{told}')].map({looks})).size") > 1
+    page.close()
