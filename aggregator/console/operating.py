@@ -34,7 +34,7 @@ from replayfleet.aggregator.control.verbs import (
 )
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, Somebody
-from replayfleet.federation.service.web.guard import COOKIE, Refused, body_of, is_ours, who_asks
+from replayfleet.federation.service.web.guard import Refused, body_of, cookie_name, is_ours, who_asks
 from replayfleet.federation.wire.protocol.limits import check
 
 MAX_BODY_BYTES = 16 * 1024
@@ -89,16 +89,16 @@ class Operating:
             wrong = "This is no valid token, or too many were tried; wait ten seconds and look again."
             return self._page("login.html", {**facts, "wrong": wrong, "to": form.get("to", "")}, 403)
         answer = RedirectResponse(_own(form.get("to", "")), 303)
-        answer.set_cookie(
-            COOKIE, self._access.begin(somebody, now), httponly=True, samesite="strict", secure=self._secure, path="/"
-        )
+        name, cookie = cookie_name(request.headers["host"]), self._access.begin(somebody, now)
+        answer.set_cookie(name, cookie, httponly=True, samesite="strict", secure=self._secure, path="/")
         return answer
 
     async def _logout(self, request: Request) -> Response:
         _check_form(who_asks(request).somebody, await _form(request))
-        self._access.end(request.cookies.get(COOKIE, ""))
+        name = cookie_name(request.headers["host"])
+        self._access.end(request.cookies.get(name, ""))
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=self._secure)
+        answer.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=self._secure)
         return answer
 
     async def _ask(self, request: Request) -> Response:

@@ -23,14 +23,15 @@ from replayfleet.edge_client.operator.studio.studio import Known, Studio
 from replayfleet.edge_client.operator.studio.words import Answer, Question, decode_answer, decode_question
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, add_token
-from replayfleet.federation.service.web.guard import COOKIE, Rules
+from replayfleet.federation.service.web.guard import Rules, cookie_name
 from tests.fuzz.forms import JSON, MSGPACK, document, taken_apart
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.target import Target, scratch, seeds
 from tests.support.asking import ask
 from tests.support.watched_fleet import watched_fleet
 
-_OURS = {"origin": "http://127.0.0.1:8080"}
+_HOST = "127.0.0.1:8080"
+_OURS = {"origin": f"http://{_HOST}"}
 _HOSTS = frozenset({"127.0.0.1"})
 _TAKEN = ("app", "url", "method", "body", "client")
 """Words that no header can have here: they are ``ask``'s own."""
@@ -83,7 +84,7 @@ def _console() -> tuple[Any, dict[str, str], dict[str, str], str]:
     app = Console(watch, Rules(_HOSTS, access, clock=lambda: 0.01 * next(time))).app
     cookie = access.begin(access.by_token(token) or _nobody(), 0.0)
     secret = access.by_cookie(cookie, 0.0).secret
-    return app, {"authorization": f"Bearer {token}"}, {**_OURS, "cookie": f"{COOKIE}={cookie}"}, secret
+    return app, {"authorization": f"Bearer {token}"}, {**_OURS, "cookie": f"{cookie_name(_HOST)}={cookie}"}, secret
 
 
 def _nobody() -> Any:

@@ -255,6 +255,22 @@ def test_a_cookie_is_closed_to_scripts_and_other_sites(fleet: TinyFleet) -> None
     assert "samesite=strict" in cookie
 
 
+def test_consoles_that_are_reached_under_one_name_dont_log_each_other_out(fleet: TinyFleet) -> None:
+    """Through two tunnels, say: a browser sends what one of them set to the other's port too."""
+    anna = Browser(fleet.tmp_path)
+    cookies = {
+        port: ask(
+            anna.app, "/login", "POST", body=urlencode({"token": anna.token}).encode(),
+            host=f"127.0.0.1:{port}", origin=f"http://127.0.0.1:{port}",
+        ).headers["set-cookie"].split(";")[0]
+        for port in (8080, 8081)
+    }  # fmt: skip
+    held = dict(cookie.split("=", 1) for cookie in cookies.values())
+    assert len(held) == 2, "the second one doesn't take the first one's place"
+    sent = "; ".join(f"{name}={value}" for name, value in held.items())
+    assert "anna, viewer" in ask(anna.app, "/", cookie=sent, host="127.0.0.1:8080").text
+
+
 def test_tokens_cant_be_guessed_often(fleet: TinyFleet) -> None:
     nobody = Browser(fleet.tmp_path)
     assert [nobody.send("/login", token="guess").status for _ in range(6)] == [403] * 6

@@ -98,7 +98,7 @@ class Guard:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
             return access.by_token(token.strip()) if kind.lower() == "bearer" else None
-        return access.by_cookie(Request(scope).cookies.get(COOKIE, ""), now)
+        return access.by_cookie(Request(scope).cookies.get(cookie_name(headers.get("host", "")), ""), now)
 
     def _locked(self, scope: Scope, somebody: Somebody | None) -> Response | None:
         path = scope["path"]
@@ -124,6 +124,12 @@ class Guard:
         if not self._limiter.admit(address, now):
             return PlainTextResponse("too many requests; wait a moment\n", 429, {"Retry-After": "2"})
         return None
+
+
+def cookie_name(host: str) -> str:
+    """Return what a session's cookie is called where a request means this host: browsers send one to all its ports."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
 
 
 class Refused(ReplayfleetError):
