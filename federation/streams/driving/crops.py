@@ -124,4 +124,5 @@ def _pixels(entries: Sequence[tuple[Seen, int]], side: int) -> LazyImages:
             seen, box = entries[place]
             yield place, resized(square_crop(pixels, seen.found.corners[box]), side)
 
-    return LazyImages((len(entries), side, side, 3), cut)
+    names = [f"{seen.frame.image} {seen.found.corners[box].tolist()}" for seen, box in entries]
+    return LazyImages((len(entries), side, side, 3), cut, names)

@@ -140,7 +140,9 @@ def _part(frames: Sequence[Seen], driving: Driving, spec: DetectionSpec) -> Driv
     labels = [box_labels(seen.found.corners, seen.found.class_ids, seen.size, spec.max_boxes) for seen in frames]
     return DrivingPictures(
         LazyImages(
-            (len(frames), *size, 3), lambda index: [(index, resized(pixels_as_labelled(frames[index].frame), *size))]
+            (len(frames), *size, 3),
+            lambda index: [(index, resized(pixels_as_labelled(frames[index].frame), *size))],
+            [str(seen.frame.image) for seen in frames],
         ),
         np.stack(labels),
         driving.class_names,

@@ -101,6 +101,15 @@ def test_a_run_on_other_drives_is_another_run(tmp_path: Path, dataset: str):
     assert {key for key in first if first[key] != longer[key]} == {"samples"}
 
 
+@pytest.mark.parametrize("dataset", ["carla-crops", "carla-boxes"])
+@pytest.mark.parametrize("change", [{"suffix": ".jpg"}, {"side": 12.0}])
+def test_frames_of_other_names_or_boxes_are_other_samples(tmp_path: Path, dataset: str, change: dict[str, Any]):
+    asked = options(tmp_path, dataset=dataset, method="fedavg")
+    write_driving(tmp_path / "other/carla", TOWNS, **change)
+    first, other = (prepare(run).identity for run in (asked, dataclasses.replace(asked, data_root=tmp_path / "other")))
+    assert first["samples"] != other["samples"]
+
+
 def test_the_command_says_the_accuracy_per_town(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
