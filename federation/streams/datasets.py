@@ -411,7 +411,7 @@ DATASETS: dict[str, DatasetKind] = {
     ),
 }
 
-OF_ANY_FILES = ("carla-crops", "features", "folder")
+OF_ANY_FILES = ("carla-crops", "features", "folder", "imagenet-10")
 """Those that are whatever an operator's files are, as ``BOX_DATASETS`` are; the others are the same everywhere."""
 
 

@@ -142,6 +142,19 @@ def test_overlap_and_absences_are_options_of_the_stream(fleet_sim: FleetSim, tmp
     assert [len(c["classes"]) for c in result["rounds"][0]["clients"].values()] == [4, 4]
 
 
+def test_more_images_of_the_same_ten_classes_are_other_samples(tmp_path: Path):
+    names = {f"n{class_id}/{number}.jpeg": striped() for class_id in range(10) for number in range(26)}
+    write_tree(tmp_path / "imagenet-10", names)
+    sizes = ("samples_per_class=2", "test_samples_per_class=1")
+    asked = RunSpec(
+        method="nudge", dataset="imagenet-10", preset="tiny", overrides=sizes, out=tmp_path / "out", data_root=tmp_path
+    )
+    first = prepare(asked).identity
+    assert prepare(asked).identity == first
+    write_tree(tmp_path / "imagenet-10", {f"n{class_id}/more.jpeg": striped() for class_id in range(10)})
+    assert prepare(asked).identity["samples"] != first["samples"]
+
+
 def test_a_result_from_before_overlap_and_absences_is_still_compared(fleet_sim: FleetSim, tmp_path: Path):
     simulate(fleet_sim, out="first")
     path = tmp_path / "first" / "result.json"
