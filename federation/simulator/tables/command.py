@@ -102,7 +102,6 @@ def table(context: click.Context, /, **options: Any) -> int:
 
 table.params += options_like(
     ("preset", "clients", "rounds", "data_root", "download", "overrides", "torch_device", "in_step", "minutes"),
-    preset="Preset of all runs: paper, small, demo or tiny.",
     clients="Clients of every run whose column doesn't set them.",
     rounds="Rounds of every run.",
     overrides="Changes one setting, in every method that has it.",

@@ -6,13 +6,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.fleet.presets import SETTINGS
 from replayfleet.federation.service.settings import settings_of
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.tables import running
+from replayfleet.federation.simulator.tables.command import table
 from replayfleet.federation.simulator.tables.paper import Column, Row
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
 from replayfleet.federation.streams.datasets import BOX_DATASETS, DATASETS
@@ -91,3 +94,9 @@ def test_the_help_names_every_data_set() -> None:
     option = settings_of(RunSpec)["dataset"].option
     assert option is not None
     assert {*DATASETS, *BOX_DATASETS} <= set(re.findall(r"[\w-]+", option.help))
+
+
+def test_the_help_of_a_run_and_of_a_table_names_every_preset() -> None:
+    helps = [option.help or "" for option in table.params if isinstance(option, click.Option)]
+    for told in (next(text for text in helps if text.startswith("Preset")), settings_of(RunSpec)["preset"].option.help):
+        assert set(SETTINGS) <= set(re.findall(r"\w+", told))
