@@ -187,6 +187,8 @@ class Coordinator:
         self._listed_at, parts.presence.members = now, parts.store.members()
         standings = parts.store.roll.standings
         self._leave_out_who_counts_no_more()
+        for client_id in parts.store.roll.revoked & parts.metrics.reported.keys():
+            del parts.metrics.reported[client_id]
         self.rounds.expected = expected_uploads(parts.rules.num_clients, standings.values())
         if self.rounds.rests:
             expected = [client for client, standing in standings.items() if standing.is_expected]

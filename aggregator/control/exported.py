@@ -70,8 +70,9 @@ class FleetCollector(Collector):
         yield _gauge("disk_free_bytes", "On the disk of the data dir.", disk.free)
         yield _gauge("disk_size_bytes", "Of the disk of the data dir.", disk.total)
         yield from _round(view)
-        members = tuple(member for member in view.members if member.is_member)  # a made-up id becomes no label
-        yield _gauge("members", "Clients that belong to the fleet.", len(members))
+        belonged = (member for member in view.members if member.is_member)  # a made-up id becomes no label
+        members = tuple(sorted(belonged, key=lambda member: member.revoked))  # whoever replaced it has labels first
+        yield _gauge("members", "Clients that belong to the fleet.", sum(not member.revoked for member in members))
         yield _gauge("members_online", "Of them those that are there.", sum(member.live for member in members))
         yield from self._members(members[:MAX_MEMBERS])
         ends = GaugeMetricFamily(f"{PREFIX}_certificate_end_timestamp_seconds", "When it ends.", labels=["member"])

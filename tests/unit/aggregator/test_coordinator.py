@@ -578,8 +578,11 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     desk.coordinator.tick(1.5)
     desk.online("a", "b", now=1.6)
     assert [client for client, *_ in desk.offered()] == ["a", "b"]
+    metrics = desk.coordinator._parts.metrics
+    metrics.reported |= {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6}}
     table.revoke("a", 2.0)
     desk.coordinator.tick(3.0)
+    assert metrics.reported.keys() == {"b"}, "the places are for those who report"
     assert [client for client, *_ in desk.offered()] == ["b"], "what was on its way to it ends too"
     desk.upload("b", now=3.1)
     desk.jobs.run(3.2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.tiny_fleet import TinyFleet
 
-from replayfleet.aggregator.control.exported import FleetCollector
+from replayfleet.aggregator.control.exported import MAX_MEMBERS, FleetCollector
 from replayfleet.aggregator.control.verbs import VerbRefused
+from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import MAX_REPORTED, PREFIX, Metrics
 from replayfleet.federation.errors import Reason
@@ -96,6 +98,21 @@ def test_every_member_is_there_with_why_it_is_waited_for(tmp_path: Path) -> None
     assert labels == {"cam-1": 12}, "whose client doesn't say how many has none"
     assert 40 <= found["member_camera_age_seconds", "cam-1"] < 60, "it grows between heartbeats"
     fleet.close()
+
+
+def test_who_was_revoked_is_no_member_any_more_and_keeps_no_label_from_one(tmp_path: Path) -> None:
+    gone = MemberView("", True, True, True, True, None, False, None, "", "", "", -1, -1, 0, 0, False, False, None)
+    former = [dataclasses.replace(gone, client=f"cam-{number:04}") for number in range(MAX_MEMBERS)]
+    there = dataclasses.replace(gone, client="cam-9999", revoked=False, live=True)
+    view = FleetView("fleet", "tiny", True, 3, "open", "running", (), 1, 1, 60.0, (*former, there))
+    metrics = Metrics()
+    metrics.registry.register(
+        FleetCollector(lambda: view, {}, tmp_path, connected=lambda: True, problem=lambda: "")  # as two years leave it
+    )
+    found = values(metrics)
+    assert found[("members",)] == found[("members_online",)] == 1
+    assert found["member_up", "cam-9999"] == 1
+    assert found["member_taking_part", "cam-0000"] == 0
 
 
 def test_a_loop_that_doesnt_answer_fails_the_scrape(tmp_path: Path) -> None:
