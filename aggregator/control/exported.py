@@ -12,8 +12,11 @@ from prometheus_client.registry import Collector
 
 from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.view import FleetView, MemberView
+from replayfleet.aggregator.members.broker_files import CERTIFICATE
+from replayfleet.aggregator.members.enrolment import BROKER
 from replayfleet.aggregator.members.table import expiries
 from replayfleet.aggregator.operator.metrics import MEASURED, PREFIX
+from replayfleet.federation.service.credentials.certificates import CertificateTimes
 from replayfleet.federation.wire.protocol.messages import COUNTER_BITS
 
 MAX_MEMBERS = 1000
@@ -78,6 +81,9 @@ class FleetCollector(Collector):
         ends = GaugeMetricFamily(f"{PREFIX}_certificate_end_timestamp_seconds", "When it ends.", labels=["member"])
         for member, at in sorted(expiries(self._folder).items())[:MAX_MEMBERS]:
             ends.add_metric([member], at)
+        broker_ends = CertificateTimes(self._folder / BROKER / CERTIFICATE).left_s(0.0, wall_s=0.0)
+        if broker_ends is not None:
+            ends.add_metric([BROKER], broker_ends)
         yield ends
 
     def _members(self, members: tuple[MemberView, ...]) -> Iterator[Metric]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.tiny_fleet import TinyFleet
 from replayfleet.aggregator.control.exported import MAX_MEMBERS, FleetCollector
 from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.view import FleetView, MemberView
+from replayfleet.aggregator.members.enrolment import BROKER_DAYS, Terms, opened
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import MAX_REPORTED, PREFIX, Metrics
 from replayfleet.federation.errors import Reason
@@ -113,6 +115,18 @@ def test_who_was_revoked_is_no_member_any_more_and_keeps_no_label_from_one(tmp_p
     assert found[("members",)] == found[("members_online",)] == 1
     assert found["member_up", "cam-9999"] == 1
     assert found["member_taking_part", "cam-0000"] == 0
+
+
+def test_when_the_broker_s_certificate_ends_is_told_as_a_member_s_is(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
+    with opened(tmp_path, new=True, now=now) as registry:
+        registry.enrol("cam-1", Terms(days=30))
+    view = FleetView("fleet", "tiny", True, 3, "open", "running", (), 1, 1, 60.0, ())
+    metrics = Metrics()
+    metrics.registry.register(FleetCollector(lambda: view, {}, tmp_path, connected=lambda: True, problem=lambda: ""))
+    found = values(metrics)
+    days = {name: found["certificate_end_timestamp_seconds", name] - now.timestamp() for name in ("cam-1", "broker")}
+    assert {name: round(left_s / 86400) for name, left_s in days.items()} == {"cam-1": 30, "broker": BROKER_DAYS}
 
 
 def test_a_loop_that_doesnt_answer_fails_the_scrape(tmp_path: Path) -> None:
