@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +94,14 @@ class Members:
 
     def all(self) -> tuple[Member, ...]:
         """Everybody who ever was enrolled, sorted."""
+        issued = defaultdict[str, list[Issued]](list)
+        question = "SELECT client, serial, issued_at, ends_at, expires_at FROM certificates ORDER BY issued_at DESC"
+        for client, serial, *times in self._db.execute(question):
+            issued[client].append(Issued(int(serial), *times))
         rows = self._db.execute(
             "SELECT client, enrolled_at, revoked_at FROM members WHERE enrolled_at IS NOT NULL ORDER BY client"
-        ).fetchall()
-        return tuple(
-            Member(client, enrolled_at, revoked_at, self._certificates(client))
-            for client, enrolled_at, revoked_at in rows
         )
+        return tuple(Member(client, since, until, tuple(issued[client])) for client, since, until in rows)
 
     def get(self, client: str) -> Member | None:
         """One of them; None if there never was such a one."""
@@ -151,12 +153,6 @@ class Members:
         """Serial numbers of certificates that count no more, though they haven't expired."""
         rows = self._db.execute("SELECT serial FROM certificates WHERE ends_at <= ? AND expires_at > ?", (now, now))
         return {int(serial) for (serial,) in rows}
-
-    def _certificates(self, client: str) -> tuple[Issued, ...]:
-        question = (
-            "SELECT serial, issued_at, ends_at, expires_at FROM certificates WHERE client = ? ORDER BY issued_at DESC"
-        )
-        return tuple(Issued(int(serial), *times) for serial, *times in self._db.execute(question, (client,)))
 
     @staticmethod
     def _issue(client: str, issued: Issued) -> list[_Statement]:

@@ -143,6 +143,17 @@ def test_a_renewed_member_has_two_certificates_for_a_while(tmp_path: Path) -> No
     assert revoked(tmp_path) == set(), "what has expired need not be listed"
 
 
+def test_a_large_fleet_s_table_is_read_with_no_more_questions_than_a_small_one_s(tmp_path: Path) -> None:
+    """Each member asked for the certificates of all: one renewal took 13 s in a fleet of 2000."""
+    enrolled(tmp_path, "cam-1", "cam-2", "cam-3", "cam-4")
+    asked: list[str] = []
+    members = table.Members(tmp_path)
+    members._db.set_trace_callback(asked.append)
+    assert len(members.all()) == 5
+    assert len(asked) == 2
+    members.close()
+
+
 def test_a_revoked_member_is_in_no_rule_and_its_signature_counts_no_more(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1", "cam-2")
     signs = AggregatorStore(tmp_path).signing_key("cam-1")
