@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 
-UNSUPPORTED_VERSION, BAD_LOGIN, NOT_AUTHORIZED, TAKEN_OVER = 0x84, 0x86, 0x87, 0x8E
+UNSAID, UNSUPPORTED_VERSION, BAD_LOGIN, NOT_AUTHORIZED, TAKEN_OVER = 0x80, 0x84, 0x86, 0x87, 0x8E
 """Reason codes (MQTT 5, section 2.4), also for MQTT 3.1.1. Neither that nor mosquitto 2.0.11 says the last."""
 TOO_LARGE = frozenset({0x82, 0x95})
 """A packet too large. mosquitto with ``message_size_limit`` says it where MQTT doesn't allow it: a protocol error."""
@@ -15,9 +15,9 @@ SESSION_TAKEN = (
     "of the two, or revoke the member and enrol it again"
 )
 PERHAPS_TAKEN = (
-    "connection lost again and again, right after it was accepted: a bad line, a message larger than the broker takes "
-    "(`edge-client doctor` tries one), or the session is taken over by another process with a copy of our key or data "
-    "dir; this broker doesn't say which"
+    "connection lost again and again, right after it was accepted: a bad line, a proxy that ends what rests for "
+    "seconds, a message larger than the broker takes (`edge-client doctor` tries one), or the session is taken over by "
+    "another process with a copy of our key or data dir; this broker doesn't say which"
 )
 OF_ACCEPTED = ("session taken over", "connection lost")
 """What a broker has against those whom it accepts begins so: being accepted again is no answer to it."""
@@ -53,6 +53,8 @@ def entry_refused(code: int, text: str) -> str:
 
 def connection_ended(code: int, text: str) -> str:
     """Return why a connection that the broker had accepted ended."""
+    if code == UNSAID:  # paho's code too for a socket that was closed
+        return "connection lost: the broker, or a proxy on the way there, ended it without a word"
     hint = "; a message of ours may be larger than the broker takes: `edge-client doctor` tries one"
     return f"connection lost: {text}{hint if code in TOO_LARGE else ''}"
 
@@ -60,7 +62,7 @@ def connection_ended(code: int, text: str) -> str:
 def topic_refused(code: int, text: str, topics: str, *, to_hear: bool) -> str:
     """Return why a broker refuses a subscription or a message. MQTT 3.1.1 gives no reason; then it is a guess."""
     verb = "subscribe to" if to_hear else "publish on"
-    if code in {NOT_AUTHORIZED, 0x80}:
+    if code in {NOT_AUTHORIZED, UNSAID}:
         return (
             f"not authorized to {verb} {topics}: the broker's access rules know nobody of this name who may: it was "
             "revoked, or the name in certificate or login isn't the client id, or the rules are of another fleet, or "
