@@ -232,6 +232,31 @@ def test_a_message_too_large_for_the_broker_isn_t_taken_for_a_thief(tmp_path: Pa
         session.stop()
 
 
+def test_the_topics_of_hundreds_of_clients_fit_at_a_broker_of_small_packets(tmp_path: Path) -> None:
+    """As an aggregator that starts again asks for them, all at once."""
+    topics = [f"t/{number:03d}/{'x' * 100}" for number in range(200)]
+    heard: list[str] = []
+    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 16384") as port:
+        session = MqttSession(f"mqtt://127.0.0.1:{port}", "a", on_message=lambda topic, payload: heard.append(topic))
+        other = MqttSession(f"mqtt://127.0.0.1:{port}", "b", on_message=lambda topic, payload: None)
+        session.subscribe(topics)
+        session.start()
+        until(lambda: session.connected)
+        other.start()
+        for topic in topics:
+            other.publish(topic, b"")
+        until(lambda: heard == topics)
+        session.unsubscribe(topics[1:])
+        session.subscribe(["t/end"])
+        for topic in (*topics, "t/end"):
+            other.publish(topic, b"")
+        until(lambda: heard[-1] == "t/end")
+        assert heard == [*topics, topics[0], "t/end"]
+        assert session.num_connections == 1
+        session.stop()
+        other.stop()
+
+
 def test_a_member_without_rules_is_told_so(yard: Yard) -> None:
     session = yard.stranger("cam-2", "a")
     until(lambda: session.connected)

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,6 +53,8 @@ GOODBYE_TIMEOUT_S = 1.0
 WILL_DELAY_S = 5
 MAX_INFLIGHT = 20
 """What mosquitto announces as its receive maximum; a broker that announces less gets less."""
+TOPICS_AT_ONCE = 64
+"""In a packet that asks for topics, so that it fits at any broker whose packets hold a block."""
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
@@ -154,6 +156,7 @@ class Connection:
         self._opened = self._refused = False
         self._alert = ""
         self._gone = threading.Event()
+        self._last_asked: int | None = None
         self._sent_on: dict[int, str] = {}
         self._forbidden: set[str] = set()
         self._plan = plan
@@ -199,14 +202,14 @@ class Connection:
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Ask for more topics; own messages don't come back where the broker can do that."""
-        if self._plan.modern:
-            self._client.subscribe([(topic, SubscribeOptions(qos=1, noLocal=True)) for topic in topics])
-        else:
-            self._client.subscribe([(topic, 1) for topic in topics])
+        options: Any = SubscribeOptions(qos=1, noLocal=True) if self._plan.modern else 1
+        for some in _packets_of(topics):
+            _, self._last_asked = self._client.subscribe([(topic, options) for topic in some])
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """End subscriptions."""
-        self._client.unsubscribe(list(topics))
+        for some in _packets_of(topics):
+            self._client.unsubscribe(some)
 
     def publish(self, topic: str, payload: bytes, retain: bool, expires_s: int) -> int | None:
         """Hand a message to paho; returns its id, which turns up in ``acknowledged``, or None if paho refuses it."""
@@ -283,7 +286,7 @@ class Connection:
             self._wake.set()
 
     def _subscribed(
-        self, _client: Client, _data: Any, _mid: int, reasons: list[ReasonCode], _properties: Properties | None
+        self, _client: Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Properties | None
     ) -> None:
         refused = next((reason for reason in reasons if reason.is_failure), None)
         if refused is not None:
@@ -291,7 +294,7 @@ class Connection:
             self.problem = topic_refused(refused.value, str(refused), topics, to_hear=True)
             self._tell(self.problem)
             self.ended = True
-        else:
+        elif mid == self._last_asked:
             self.ready = True
         self._wake.set()
 
@@ -389,6 +392,11 @@ def _next(error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in _TIMES:
         return "look at this machine's clock, or give the broker the new one that aggregator renew makes"
     return "name the authority that signed it with --identity or --tls-ca"
+
+
+def _packets_of(topics: Sequence[str]) -> Iterator[list[str]]:
+    for begin in range(0, len(topics), TOPICS_AT_ONCE):
+        yield list(topics[begin : begin + TOPICS_AT_ONCE])
 
 
 def _without_delay(_client: Client, _data: Any, sock: Any) -> None:
