@@ -176,7 +176,9 @@ def _failed(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Finding
         return warning("broker.round-trip", str(problem), rule, topic=topic)
     if isinstance(problem, BrokerSilent):  # rules may forbid silently too: to hear, or all with MQTT 3.1.1
         return warning("broker.round-trip", str(problem), f"{LINE}; or {rule}", topic=topic)
-    return failure("broker.round-trip", str(problem), "look at the broker's log, and at the line", topic=topic)
+    # MQTT 3.1.1 has no word for what rules forbid; RabbitMQ then ends the connection
+    advice = f"look at the broker's log, and at the line; or {rule}"
+    return failure("broker.round-trip", str(problem), advice, topic=topic)
 
 
 def _retained(probe: BrokerProbe, welcome: Welcome) -> Finding:

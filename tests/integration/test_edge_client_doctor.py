@@ -173,7 +173,7 @@ def test_what_a_broker_does_not_allow_is_found(
             "round-trip",
             BrokerProblem("it ended the connection"),
             Status.FAILURE,
-            "look at the broker's log",
+            "look at the broker's log, and at the line; or add to the broker's rules",
         ),
         ("large_message", "large", BrokerSilent("no answer in time"), Status.FAILURE, f"{LINE}, large packets first"),
         ("large_message", "large", BrokerProblem("it ended the connection"), Status.FAILURE, "raise the broker's"),

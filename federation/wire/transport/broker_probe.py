@@ -27,6 +27,7 @@ from replayfleet.federation.wire.transport.mqtt_connection import (
     new_client,
 )
 from replayfleet.federation.wire.transport.refusals import (
+    UNSAID,
     UNSUPPORTED_VERSION,
     certificate_refused,
     closed_unanswered,
@@ -195,7 +196,7 @@ class BrokerProbe:
         client.on_connect = lambda _c, _d, _f, reason, properties: inbox.put(_event("connected", reason, properties))
         client.on_subscribe = lambda _c, _d, _mid, reasons, _p: inbox.put(_event("subscribed", reasons[0]))
         client.on_publish = lambda _c, _d, _mid, reason, _p: inbox.put(_event("published", reason))
-        client.on_disconnect = lambda _c, _d, _f, reason, _p: inbox.put(_Event("gone", str(reason)))
+        client.on_disconnect = lambda _c, _d, _f, reason, _p: inbox.put(_Event("gone", _ending(reason)))
         client.on_message = lambda _c, _d, message: inbox.put(message)
         client.on_log = lambda _c, _d, _level, text: self._logged(text)
         try:
@@ -257,6 +258,10 @@ class BrokerProbe:
             return self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise BrokerSilent("no answer in time") from None
+
+
+def _ending(reason: ReasonCode) -> str:
+    return "without a word" if reason.value == UNSAID else str(reason)
 
 
 def _event(kind: Any, reason: ReasonCode, properties: Properties | None = None) -> _Event:

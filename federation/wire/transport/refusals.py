@@ -16,8 +16,8 @@ SESSION_TAKEN = (
 )
 PERHAPS_TAKEN = (
     "connection lost again and again, right after it was accepted: a bad line, a proxy that ends what rests for "
-    "seconds, a message larger than the broker takes (`edge-client doctor` tries one), or the session is taken over by "
-    "another process with a copy of our key or data dir; this broker doesn't say which"
+    "seconds, a message larger than the broker takes or that its rules forbid (`edge-client doctor` tries one), or the "
+    "session is taken over by another process with a copy of our key or data dir; this broker doesn't say which"
 )
 OF_ACCEPTED = ("session taken over", "connection lost")
 """What a broker has against those whom it accepts begins so: being accepted again is no answer to it."""
