@@ -155,7 +155,7 @@ def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet)
     hostile += [b'{"ask": "plan", "verb": {"verb": "exclude", "client": "\\u0000"}}\n', b'{"ask": "look", "x": 1}\n']
     for data in hostile:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(5)
+            line.settimeout(60)
             line.connect(str(folder / SOCKET))
             line.sendall(data)
             line.shutdown(socket.SHUT_WR)
@@ -167,10 +167,10 @@ def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet)
     with contextlib.ExitStack() as stack:  # many who say nothing
         for _ in range(40):
             line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            line.settimeout(5)
+            line.settimeout(60)
             with contextlib.suppress(BlockingIOError):
                 line.connect(str(folder / SOCKET))
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not listens(folder):
         assert time.monotonic() < end
     assert LocalControl(folder).plan(Exclude("cam-3")).undo == "aggregator readmit cam-3"

@@ -47,7 +47,7 @@ class Listener:
         self._mqtt.on_connect = lambda *_: self._mqtt.subscribe("#", 1)
         self._mqtt.connect("127.0.0.1", port)
         self._mqtt.loop_start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def _keep(self, client: Mqtt, data: Any, message: MQTTMessage) -> None:
         self.heard.append((message.topic, message.payload, message.retain))
@@ -70,7 +70,7 @@ def listening(port: int, user: tuple[str, str] | None = None) -> Iterator[Listen
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it didn't happen"
         time.sleep(0.01)

@@ -82,16 +82,16 @@ def test_a_shared_folder_that_went_is_not_made_anew_and_serves_again_when_it_is_
     monkeypatch.setattr(claims, "REST_S", 0.0)
     store, place = folder(), tmp_path / "store"
     for first in [store.put(str(index), [b"one"]) for index in range(4)]:
-        first.result(timeout=10)
+        first.result(timeout=60)
     place.rename(tmp_path / "unmounted")
     with pytest.raises(OSError, match="was there and is gone; mount it, or make it, again"):
-        store.put("b", [b"two"]).result(timeout=10)
+        store.put("b", [b"two"]).result(timeout=60)
     with pytest.raises(FileNotFoundError):
-        store.fetch("0", tmp_path / "fetched", 3).result(timeout=10)
+        store.fetch("0", tmp_path / "fetched", 3).result(timeout=60)
     assert not place.exists()
     (tmp_path / "unmounted").rename(place)
     shutil.rmtree(place / FLEET)  # an operator may empty it
-    store.put("b", [b"two"]).result(timeout=10)
+    store.put("b", [b"two"]).result(timeout=60)
     assert [one.name for one in (place / FLEET).iterdir()] == ["b"]
 
 
@@ -104,7 +104,7 @@ def test_a_process_that_begins_while_the_mount_is_away_makes_no_folder_there(
     def put(url: str) -> None:
         store = ClaimStore(url, FLEET, note)
         try:
-            store.put("a", [b"one"]).result(timeout=10)
+            store.put("a", [b"one"]).result(timeout=60)
         finally:
             store.close()
 
@@ -544,9 +544,9 @@ def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_th
     store = folder()
     for name in ("a-link", "a-pipe"):
         with pytest.raises(FileNotFoundError):
-            store.fetch(name, tmp_path / "fetched", 10).result(timeout=30)
-        store.put(name, [b"a bundle"]).result(timeout=30)
-        store.fetch(name, tmp_path / "fetched", 10).result(timeout=30)
+            store.fetch(name, tmp_path / "fetched", 10).result(timeout=60)
+        store.put(name, [b"a bundle"]).result(timeout=60)
+        store.fetch(name, tmp_path / "fetched", 10).result(timeout=60)
         assert (tmp_path / "fetched").read_bytes() == b"a bundle"
     assert precious.read_bytes() == b"a database"
     assert sorted(path.name for path in place.iterdir()) == ["a-link", "a-pipe"]

@@ -135,7 +135,7 @@ def test_without_a_broker_the_client_says_so_goes_on_trying_and_stops_at_once(pl
     assert taken.returncode == 2
     assert f"in use by process {process.pid}" in taken.stderr
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert b"WARNING broker state=" in errors
     assert b"stopped before the run was finished" in errors
@@ -169,7 +169,7 @@ def spawn(place: Path) -> Iterator[Spawn]:
     yield start
     for process in started:
         process.kill()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 class MqttWorld(World):
@@ -203,7 +203,7 @@ def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catc
     mqtt_world.start_client("cam-1", 1)
     mqtt_world.until(lambda: trains(process.pid))
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     mqtt_world.until(lambda: events(mqtt_world, "round committed") != [])
     (closed,) = events(mqtt_world, "round closed")
     assert closed["round"] == 0
@@ -245,7 +245,7 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     maps = Path(f"/proc/{process.pid}/maps")
     assert not maps.exists() or "libtorch" not in maps.read_text(), "a device serves without torch"
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     (begun,) = (json.loads(entry.read_text()) for entry in (place / "data" / "folder-rounds").iterdir())
     assert events(mqtt_world, "upload accepted") == []
 

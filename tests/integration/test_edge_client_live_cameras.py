@@ -54,7 +54,7 @@ class Watched:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
     def _watch(self) -> None:
@@ -63,7 +63,7 @@ class Watched:
             self.pictures.append(picture)
             time.sleep(self._pause_s)
 
-    def wait_for(self, num: int, limit_s: float = 30.0) -> None:
+    def wait_for(self, num: int, limit_s: float = 60.0) -> None:
         """Wait for so many pictures more."""
         wanted = len(self.pictures) + num
         eventually(lambda: len(self.pictures) >= wanted, limit_s)
@@ -71,7 +71,7 @@ class Watched:
     def time_to_next(self) -> float:
         """Seconds from now to a picture that was taken after now."""
         began = time.monotonic()
-        eventually(lambda: self.pictures[-1].captured_at >= began, 30.0)
+        eventually(lambda: self.pictures[-1].captured_at >= began)
         return time.monotonic() - began
 
 
@@ -79,7 +79,7 @@ def street(server: RtspServer, **impatient: float) -> SupervisedCamera:
     return SupervisedCamera(RtspCameraSettings(server.url, **impatient), "front")  # type: ignore[arg-type]
 
 
-def eventually(condition: Callable[[], object], limit_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -156,7 +156,7 @@ def test_a_stream_that_fails_is_one_line_and_is_back_within_five_seconds_of_its_
     with RtspServer() as server, Watched(street(server, **impatient)) as watched:
         watched.wait_for(10)
         fail(server)
-        eventually(lambda: lines("camera lost"), 10.0)
+        eventually(lambda: lines("camera lost"))
         num_seen = len(watched.pictures)
         time.sleep(1.0)  # more attempts fail
         assert watched.camera.trouble.startswith("lost: ")
@@ -290,7 +290,7 @@ def test_a_capture_process_dies_with_its_parent_even_when_that_is_killed(
         plug(state)
         time.sleep(0.1)
         parent.kill()
-        eventually(lambda: is_gone(pid), 10.0)
+        eventually(lambda: is_gone(pid))
 
 
 def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dropped(
@@ -329,7 +329,7 @@ def test_a_capture_process_that_lies_is_found_out(script: str, reason: str) -> N
     worker = WorkerProcess(CameraJob("camera", "front", {}), (sys.executable, "-S", "-c", prelude + script))
     try:
         with pytest.raises(CameraError, match=reason):
-            assert worker.receive(20.0) is None
+            assert worker.receive(60.0) is None
     finally:
         worker.close(kill=True)
 
@@ -345,7 +345,7 @@ def test_a_capture_process_computes_with_one_thread_unless_an_operator_says_othe
             monkeypatch.setenv("OMP_NUM_THREADS", number)
         worker = WorkerProcess(CameraJob("camera", "front", {}), (sys.executable, "-S", "-c", script))
         try:
-            assert worker.receive(20.0) == Lost(number or "1", 0)
+            assert worker.receive(60.0) == Lost(number or "1", 0)
         finally:
             worker.close(kill=True)
 

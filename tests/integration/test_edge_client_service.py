@@ -124,7 +124,7 @@ def test_a_client_that_comes_back_serves_from_disk_before_it_reaches_anybody(wor
     fleet.aggregator.stop()
     fleet.broker = MemoryBroker()  # nobody answers here
     again = fleet.start_client("cam-0")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while again.counts.num_frames == 0 and time.monotonic() < deadline:
         again.loop.pump(0.01)
     assert again.counts.num_frames > 0
@@ -141,7 +141,7 @@ def test_a_restarted_aggregator_gets_the_upload_that_it_did_not_acknowledge(worl
     fleet.until(lambda: len(events(fleet, "upload accepted")) == 1)
     fleet.aggregator.stop()
     client = fleet.start_client("cam-1", 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and client.status()["phase"] != "waiting for the aggregator":
         client.loop.pump(0.01)
     fleet.aggregator = fleet.start_aggregator()
@@ -230,8 +230,8 @@ def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: py
     rules = ProbationRules(duration_s=0.3, num_answered=10)
     client = fleet.start_client("cam-0", compute=Compute(probation=rules))
     with caplog.at_level(logging.INFO, "replayfleet.edge_client.serving.probation.guard"):
-        fleet.until(lambda: client.status()["serving_version"] >= 2, 60)  # the first one has nothing to go back to
-        fleet.until(lambda: "probation passed" in caplog.messages, 30)
+        fleet.until(lambda: client.status()["serving_version"] >= 2)  # the first one has nothing to go back to
+        fleet.until(lambda: "probation passed" in caplog.messages)
     assert client.status()["probation_version"] is None
     assert client.status()["rollbacks"] == 0
 

@@ -369,7 +369,7 @@ def test_a_killed_process_leaves_the_earlier_commit_and_the_round_is_trained_aga
     time.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
     while harness.training.num_restarts == 0:
-        event = harness.events.get(timeout=10) if harness.training.pid == pid else TrainerReady()
+        event = harness.events.get(timeout=60) if harness.training.pid == pid else TrainerReady()
         harness.training.handle(event, time.monotonic())
         harness.training.tick(time.monotonic())
     assert committed(tmp_path) == before

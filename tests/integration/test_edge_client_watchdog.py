@@ -29,7 +29,7 @@ from replayfleet.federation.wire.transport.broker import find_mosquitto, open_br
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 WATCHDOG_S = 2.0
-FED_WITHIN_S = 30.0
+FED_WITHIN_S = 60.0
 """About one second on a quiet machine."""
 STILL_S = 4.0
 """A client that turns is fed three times meanwhile."""
@@ -235,7 +235,7 @@ def test_a_broker_that_is_away_is_waited_for_and_a_new_client_is_not_ready_befor
         assert systemd.hears("EXTEND_TIMEOUT_USEC=60000000", FED_WITHIN_S)
         time.sleep(1.0)
         stop.set()
-        thread.join(30)
+        thread.join(60)
         said = systemd.read()
     assert not [line for line in said if "READY" in line]
     assert said[-1] == "STOPPING=1\nSTATUS=stopping"
@@ -247,7 +247,7 @@ def test_paho_is_seen_to_turn_while_nothing_travels() -> None:
     with open_broker(None, log=logging.getLogger(__name__)) as broker:
         session = MqttSession(broker.url, "idle", on_message=lambda *_: None)
         session.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not session.connected and time.monotonic() < deadline:
             time.sleep(0.05)
         before = session.turns

@@ -41,7 +41,7 @@ def command(*words: object) -> str:
     return done.output
 
 
-def wait(done: Callable[[], bool], limit_s: float = 30.0) -> bool:
+def wait(done: Callable[[], bool], limit_s: float = 60.0) -> bool:
     deadline = time.monotonic() + limit_s
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -100,7 +100,7 @@ class Broker:
         for session in self._sessions:
             session.stop()
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def _answers(self) -> bool:
         with socket.socket() as probe:
@@ -170,7 +170,7 @@ def test_the_brokers_certificate_is_no_members(broker: Broker, tmp_path: Path) -
 def enter(port: int, context: ssl.SSLContext) -> None:
     """Shake hands with the broker; with TLS 1.3 its refusal comes with the first read."""
     with (
-        socket.create_connection(("localhost", port), timeout=10) as plain,
+        socket.create_connection(("localhost", port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as encrypted,
     ):
         if not encrypted.recv(1):
@@ -210,7 +210,7 @@ def refused(broker: Broker, name: str, folder: Path | None) -> bool:
     context = (broker.tls(name) if folder is None else tls_of(folder, TlsSettings())).context()
     try:
         with (
-            socket.create_connection(("localhost", broker.port), timeout=10) as plain,
+            socket.create_connection(("localhost", broker.port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as encrypted,
         ):
             encrypted.sendall(b"\x10\x10\x00\x04MQTT\x05\x02\x00\x0a\x00\x00\x03" + b"try")  # CONNECT of MQTT 5

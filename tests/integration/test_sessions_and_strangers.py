@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto o
 WILL = Will("t/will", b"gone")
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -294,7 +294,7 @@ class Fetched(threading.Thread):
         data = None if self.body is None else json.dumps(self.body).encode()
         request = urllib.request.Request(self.url, data, {"Origin": origin})
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 self.status, self.data = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -346,7 +346,7 @@ def test_the_command_over_a_real_broker(tmp_path: Path) -> None:
             if shared is not None:
                 shared.close()
             world.close()
-            process.wait(20)
+            process.wait(60)
 
 
 def fetched(world: World, url: str, body: dict[str, Any] | None = None) -> Fetched:

@@ -41,7 +41,7 @@ FLEET = "yard"
 Inbox = SimpleQueue[tuple[str, bytes]]
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -212,7 +212,7 @@ def test_a_broker_that_appears_later_gets_what_was_said_meanwhile(caplog: pytest
         other.publish("t", b"new", retain=True)
         with open_broker(None, log=log, port=port):
             until(lambda: session.connected)
-            assert inbox.get(timeout=10) == ("t", b"new")
+            assert inbox.get(timeout=60) == ("t", b"new")
             assert session.state == "connected"
         until(lambda: not session.connected)
         with open_broker(None, log=log, port=port):
@@ -281,7 +281,7 @@ def test_what_expired_while_there_was_no_connection_is_not_sent(
         speaker.stop()
         monkeypatch.undo()
         speaker.start()
-        assert inbox.get(timeout=10) == ("yard/words", b"ever")
+        assert inbox.get(timeout=60) == ("yard/words", b"ever")
     finally:
         speaker.stop()
         hearer.stop()
@@ -298,7 +298,7 @@ def test_an_oversized_publish_is_refused_here_and_the_connection_lives(broker_ur
         with pytest.raises(ValueError, match="the broker takes 1047552"):
             other.publish("t", bytes(1 << 20))
         other.publish("t", bytes(other.max_payload_bytes))
-        assert len(inbox.get(timeout=10)[1]) == other.max_payload_bytes
+        assert len(inbox.get(timeout=60)[1]) == other.max_payload_bytes
         assert other.num_connections == 1
     finally:
         session.stop()
@@ -350,7 +350,7 @@ def test_a_small_request_and_its_reply_take_no_nagle_delay(broker_url: str) -> N
         for _ in range(15):
             started = time.perf_counter()
             client.publish("request", bytes(200))
-            inbox.get(timeout=5)
+            inbox.get(timeout=60)
             times.append(time.perf_counter() - started)
         assert sorted(times)[7] < 0.03  # 0.083 without TCP_NODELAY, 0.0006 with
     finally:
@@ -395,8 +395,8 @@ def test_the_last_will_speaks_for_the_dead_and_not_for_who_said_goodbye(broker_u
     try:
         until(lambda: watcher.connected and polite.connected)
         polite.stop()
-        subprocess.run([sys.executable, "-c", script], check=False, timeout=30)
-        assert inbox.get(timeout=10) == ("state/dying", b"offline")
+        subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+        assert inbox.get(timeout=60) == ("state/dying", b"offline")
     finally:
         watcher.stop()
         polite.stop()
@@ -416,7 +416,7 @@ def test_what_a_dying_broker_did_not_acknowledge_goes_to_the_next_one() -> None:
             os.kill(handle.pid, signal.SIGKILL)
         with open_broker(None, log=log, port=port) as handle:
             _, inbox = watcher = listen(handle.url, "watcher", "t")
-            assert inbox.get(timeout=15) == ("t", b"1")
+            assert inbox.get(timeout=60) == ("t", b"1")
             watcher[0].stop()
     finally:
         talker.stop()

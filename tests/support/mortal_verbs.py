@@ -150,7 +150,7 @@ def forked(folder: Path, kill_at: str) -> int:
             aggregate(folder, kill_at)
         finally:
             os._exit(0)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not listens(folder):
         assert time.monotonic() < end, f"no aggregator on {folder}"
         time.sleep(0.01)

@@ -31,7 +31,7 @@ def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
     with (folder / "mosquitto.log").open("wb") as noise:
         process = subprocess.Popen([str(find_mosquitto()), "-c", config], stdout=noise, stderr=noise)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not _answers(port):
             assert process.poll() is None, (folder / "mosquitto.log").read_text()
             assert time.monotonic() < deadline, "mosquitto does not start"

@@ -23,7 +23,7 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     stop = threading.Event()
     serving = threading.Thread(target=lambda: made.new_service().run(stop))
     serving.start()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not listens(folder / "aggregator"):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -236,7 +236,7 @@ def test_a_process_that_waits_is_still_and_one_that_computes_is_not() -> None:
         assert not computes.is_still()
     for process in (waits, computes):
         process.kill()
-        assert ends.get(timeout=30) == TrainerExited(process.pid, -9)
+        assert ends.get(timeout=60) == TrainerExited(process.pid, -9)
 
 
 def test_a_late_exit_of_an_earlier_process_changes_nothing() -> None:
@@ -381,10 +381,10 @@ for line in sys.stdin:
 def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
     events: queue.Queue[TrainerEvent] = queue.Queue()
     process = TrainerProcess(events.put, (sys.executable, "-c", ECHO))
-    assert events.get(timeout=10) == TrainerReady()
+    assert events.get(timeout=60) == TrainerReady()
     process.submit(job(3))
-    assert events.get(timeout=10) == TrainDone(3)
+    assert events.get(timeout=60) == TrainDone(3)
     process.stop()
-    assert events.get(timeout=10) == TrainerExited(process.pid, 0)
+    assert events.get(timeout=60) == TrainerExited(process.pid, 0)
     process.submit(job(4))  # to a process that is gone: no exception, its exit was reported
     process.stop()

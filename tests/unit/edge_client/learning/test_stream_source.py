@@ -391,7 +391,7 @@ def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() ->
 
     class Slow:
         def labels(self, shown: Shown) -> np.ndarray:
-            assert going_on.wait(20)
+            assert going_on.wait(60)
             return np.zeros(len(shown.inputs.images), np.int64)
 
     live = Recording("street", [picture(index, 0) for index in range(50)])
@@ -422,7 +422,7 @@ def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() ->
     assert found.num_unlabelled == 50
     assert longest_s < 5
     going_on.set()
-    driving.join(timeout=20)
+    driving.join(timeout=60)
     assert served["front"] == 50
     assert found.settle()
     assert len(found.round_samples(0) or ()) == 50, "of a recording every picture is labelled"
@@ -433,7 +433,7 @@ def test_of_large_pictures_fewer_wait_for_a_label(monkeypatch: pytest.MonkeyPatc
 
     class Slow:
         def labels(self, shown: Shown) -> np.ndarray:
-            going_on.wait(20)
+            going_on.wait(60)
             return np.zeros(len(shown.inputs.images), np.int64)
 
     monkeypatch.setattr("replayfleet.edge_client.learning.camera_samples.MAX_WAITING_BYTES", 24 * 32 * 3 * 2)

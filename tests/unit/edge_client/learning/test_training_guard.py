@@ -164,7 +164,7 @@ def state(pid: int) -> str:
         return ""
 
 
-def until(holds: object, limit_s: float = 30.0) -> None:
+def until(holds: object, limit_s: float = 60.0) -> None:
     assert callable(holds)
     end = time.monotonic() + limit_s
     while not holds():
@@ -173,7 +173,7 @@ def until(holds: object, limit_s: float = 30.0) -> None:
 
 
 def test_the_state_of_a_process_can_be_told() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: state(process.pid) == "T")

@@ -152,7 +152,7 @@ def test_what_is_left_out_is_counted_for_each_film(tmp_path: Path, caplog: pytes
     drawing = threading.Event()
 
     def legend(camera: str) -> Legend:
-        drawing.wait(20)
+        drawing.wait(60)
         return LEGEND
 
     recorder = Recorder(tmp_path / "out.webm", legend, num_cameras=2)
@@ -207,7 +207,7 @@ def test_large_pictures_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pyte
 
     def legend(_: str) -> Legend:
         drawn_first.set()
-        drawing.wait(20)
+        drawing.wait(60)
         return LEGEND
 
     recorder = Recorder(tmp_path / "out.webm", legend)
@@ -215,7 +215,7 @@ def test_large_pictures_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pyte
         recorder.watch(shown(frame_id))
         while recorder._waiting.qsize():
             time.sleep(0.001)
-    assert drawn_first.wait(20)
+    assert drawn_first.wait(60)
     for frame_id in range(4, 12):
         recorder.watch(shown(frame_id))
     assert recorder.num_left_out == 4
@@ -254,7 +254,7 @@ def test_every_camera_has_a_window_with_its_newest_picture_drawn(ends_by: str, m
         eventually(lambda: all(np.array_equal(screen.shown.get(name), image) for name, image in expected.items()))
         if ends_by == "q":
             screen.key = ord("q")
-            assert screen.destroyed.wait(20)
+            assert screen.destroyed.wait(60)
             window.watch(seen_by("front", 4))  # serving goes on
     finally:
         window.close()
@@ -273,7 +273,7 @@ def seen_by(camera: str, frame_id: int) -> Shown:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)

@@ -136,7 +136,7 @@ def url() -> Any:
 def post(url: str, body: bytes, content_type: str = "application/json") -> tuple[int, Any]:
     request = urllib.request.Request(url, body, {"Content-Type": content_type})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -149,14 +149,14 @@ def test_over_http_feedback_is_taken_and_mistakes_are_answered(url: str) -> None
     assert post(f"{url}/feedbac", b"{}")[0] == 404
     assert post(f"{url}/feedback", b"{}", "text/plain")[0] == 415  # what a foreign web page may send without asking
     assert post(f"{url}/feedback", b" " * (MAX_BODY_BYTES + 1))[0] == 413
-    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)) as in_pieces:
+    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as in_pieces:
         in_pieces.putrequest("POST", "/feedback")
         in_pieces.putheader("Content-Type", "application/json")
         in_pieces.putheader("Transfer-Encoding", "chunked")
         in_pieces.endheaders()
         assert in_pieces.getresponse().status == 411
     assert post(f"{url}/broken", b"{}") == (500, {"error": "see the log"})
-    with urllib.request.urlopen(f"{url}/predictions", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/predictions", timeout=60) as answer:
         assert json.load(answer)["cameras"] == {}
 
 

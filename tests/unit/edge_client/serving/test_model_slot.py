@@ -127,16 +127,16 @@ def test_the_old_model_answers_while_the_new_one_loads() -> None:
 
     def slow() -> Model:
         loading.set()
-        assert finish.wait(10)
+        assert finish.wait(60)
         return constant(2, 0)
 
     swap = threading.Thread(target=slot.install, args=(candidate(2, load=slow),))
     swap.start()
-    assert loading.wait(10)
+    assert loading.wait(60)
     assert slot.active is not None
     assert slot.active.version == 1
     finish.set()
-    swap.join(10)
+    swap.join(60)
     assert slot.active.version == 2
 
 
@@ -215,7 +215,7 @@ def test_a_model_is_on_probation_until_it_is_confirmed_and_then_its_predecessor_
     assert slot.confirm(2)
     assert (slot.on_probation, first.state, second.state) == (None, "rests", "runs")
     assert slot.roll_back(2) is slot.active
-    assert second.ended.wait(10)
+    assert second.ended.wait(60)
 
 
 def test_a_model_that_nobody_confirmed_is_let_go_and_never_returned_to() -> None:
@@ -223,12 +223,12 @@ def test_a_model_that_nobody_confirmed_is_let_go_and_never_returned_to() -> None
     processes = [Process(version) for version in range(4)]
     for version in (1, 2, 3):
         slot.install(candidate(version, processes[version]))
-    assert processes[2].ended.wait(10)
+    assert processes[2].ended.wait(60)
     back = slot.roll_back(3, Reason.HUNG, "no answer")
     assert back is not None
     assert back.version == 1
     assert slot.last_rollback == RollBack(3, 3, Reason.HUNG, "no answer")
-    assert processes[3].ended.wait(10)
+    assert processes[3].ended.wait(60)
     assert processes[1].state == "runs"
 
 

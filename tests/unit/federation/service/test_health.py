@@ -23,7 +23,7 @@ def fetched(url: str | urllib.request.Request, authorization: str = "") -> tuple
     if isinstance(url, str):
         url = urllib.request.Request(url, headers={"Authorization": authorization} if authorization else {})
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -58,7 +58,7 @@ def test_a_probe_that_asks_for_the_head_alone_or_with_a_query_is_answered():
         for path in ("/healthz", "/metrics", "/predictions?_=1"):
             status, whole = fetched(server.url + path)
             assert status == 200
-            with urllib.request.urlopen(urllib.request.Request(server.url + path, method="HEAD"), timeout=5) as head:
+            with urllib.request.urlopen(urllib.request.Request(server.url + path, method="HEAD"), timeout=60) as head:
                 assert (head.status, int(head.headers["Content-Length"]), head.read()) == (200, len(whole), b"")
     finally:
         server.stop()
@@ -75,7 +75,7 @@ def test_a_port_that_another_program_has_is_said_and_waited_for(
     assert second.url == ""
     assert "health and metrics wait" in caplog.text
     first.stop()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not second.url:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -166,7 +166,7 @@ def test_a_request_that_comes_a_byte_at_a_time_gives_its_place_back(monkeypatch:
     server = HealthServer(CollectorRegistry(), token="a-secret-of-ours")
     try:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as slow, contextlib.suppress(OSError):
+        with socket.create_connection((host, int(port)), timeout=60) as slow, contextlib.suppress(OSError):
             while True:  # until it is closed
                 slow.sendall(b"G")
                 time.sleep(0.02)

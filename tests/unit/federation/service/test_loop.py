@@ -235,7 +235,7 @@ def test_jobs_run_off_the_loops_thread_and_their_ends_on_it():
         jobs.submit(lambda: sys.exit(3), lambda *_: None, lambda error, now: heard.append(str(error)))
         assert not jobs.idle
         for now in (1.0, 2.0, 3.0):
-            outcomes.get(timeout=30)(now)
+            outcomes.get(timeout=60)(now)
         assert heard[:2] == ["prepared", (True, 1.0)]
         assert heard[2:] == ["list index out of range", "it would end the process (SystemExit: 3)"]
         assert jobs.idle

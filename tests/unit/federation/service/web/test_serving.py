@@ -104,14 +104,14 @@ def test_connections_that_never_agree_on_tls_are_bounded_and_give_their_places_b
     with served(tls) as server:
         address = server._server.servers[0].sockets[0].getsockname()
         kept = [socket.create_connection(address, timeout=60) for _ in range(4 + serving.SURPLUS)]
-        with socket.create_connection(address, timeout=30) as another, contextlib.suppress(ConnectionResetError):
+        with socket.create_connection(address, timeout=60) as another, contextlib.suppress(ConnectionResetError):
             assert another.recv(100) == b""
         for each in kept:
             each.close()
     monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
     with served(tls) as server:
         address = server._server.servers[0].sockets[0].getsockname()
-        silent = [socket.create_connection(address, timeout=30) for _ in range(4 + serving.SURPLUS)]
+        silent = [socket.create_connection(address, timeout=60) for _ in range(4 + serving.SURPLUS)]
         assert {each.recv(100) for each in silent} == {b""}
         for each in silent:
             each.close()
