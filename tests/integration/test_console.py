@@ -130,6 +130,22 @@ def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> Non
         page.close()
 
 
+def test_an_open_page_gets_its_first_chart_where_it_would_stand(browser: Browser, tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    journal = (folder / "events.jsonl").read_text().splitlines()
+    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in journal if "client report" not in line))
+    with console(folder) as url:
+        page = browser.page(url + "/clients/cam-001")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        assert page.run("document.querySelectorAll('.chart').length") == 0
+        with (folder / "events.jsonl").open("a") as file:
+            file.writelines(f"{line}\n" for line in journal if "client report" in line)
+        page.wait("document.querySelectorAll('.chart svg').length > 0")
+        parts = "[...document.querySelectorAll('#main > [data-live]')].map(one => one.id)"
+        assert page.run(parts) == ["notices", "head", "chart-accuracy", "chart-places", "events"]
+        page.close()
+
+
 def test_a_page_that_is_told_of_no_changes_asks_for_them_and_says_when_it_may_not_look_any_more(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,18 +43,22 @@ async function renew() {
     if (!refused && document.querySelector("form.who") && !fresh.querySelector("form.who")) refused = LOGGED_OUT;
     tell(refused);
     if (refused) return;
-    for (const part of document.querySelectorAll("[data-live]")) {
-      const next = fresh.getElementById(part.id);
-      if (!next || next.isEqualNode(part)) continue;
-      const focus = document.activeElement, inside = part.contains(focus);
+    let last = null;
+    for (const next of fresh.querySelectorAll("[data-live]")) {
+      const part = document.getElementById(next.id), before = last;
+      last = part;
+      if (part && next.isEqualNode(part)) continue;
+      const focus = document.activeElement, inside = part && part.contains(focus);
       if (inside && focus.matches("input, select, textarea")) continue;  // somebody writes there
       const place = inside ? focus.getAttribute("href") || focus.id : null;
-      const opened = [...part.querySelectorAll("details[open]")].map(one => one.id);
-      const imported = document.importNode(next, true);
-      part.replaceWith(imported);
+      const opened = part ? [...part.querySelectorAll("details[open]")].map(one => one.id) : [];
+      const imported = last = document.importNode(next, true);
+      if (part) part.replaceWith(imported);
+      else before.after(imported);  // the first chart, say
       opened.forEach(id => { const one = document.getElementById(id); if (one) one.open = true; });
       if (place) [...imported.querySelectorAll("a, button, summary")].find(one => (one.getAttribute("href") || one.id) === place)?.focus();
     }
+    for (const part of document.querySelectorAll("[data-live]")) if (!fresh.getElementById(part.id)) part.remove();
     times();
   } catch {
     tell(AWAY);
