@@ -85,19 +85,21 @@ class Console:
             said = self._operating.take_said(somebody) if comes else ("", "")
             common = {"asked": asked, "here": path, "addresses": _ADDRESSES, "somebody": somebody,
                       "has_tokens": self._access.has_tokens, "kept": self._samples.kept,
-                      "pictures": lambda client: pictures_of(self._watch.folder, client),
                       "said": said}  # fmt: skip
 
             def text(fleet: Fleet, story: Story, number: int) -> str | None:
+                known = fleet.member(asked.get("client", "")) if "client" in request.path_params else None
+                pictures = [] if known is None else pictures_of(self._watch.folder, known.client)
                 # What is the same for all who look is made once; a form has its session's secret.
-                key = None if somebody.secret else f"{path} {somebody.may_operate} {sorted(asked.items())}"
+                newest = [(one.name, one.at) for one in pictures]
+                key = None if somebody.secret else f"{path} {somebody.may_operate} {sorted(asked.items())} {newest}"
                 kept = self._kept.get(key or "")
                 if kept is not None and kept[0] == number:
                     return kept[1]
                 facts = page(fleet, story, asked)
                 if facts is None:
                     return None
-                made = self._pages.render(template, {"fleet": fleet, **common, **facts})
+                made = self._pages.render(template, {"fleet": fleet, "pictures": pictures, **common, **facts})
                 if key is not None:
                     if len(self._kept) >= MAX_KEPT:
                         self._kept.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -18,10 +19,12 @@ import pytest
 from replayfleet.aggregator.console import app
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.operator.thumbnails import FOLDER, KEPT_S
 from replayfleet.federation.children import child_command
 from replayfleet.federation.service.web.access import Access
 from replayfleet.federation.service.web.guard import Rules
 from replayfleet.federation.service.web.serving import WebServer
+from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, encode_thumbnail
 from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, CHROMIUM, Browser, chromium
 from tests.support.consoles import console
@@ -143,6 +146,25 @@ def test_an_open_page_gets_its_first_chart_where_it_would_stand(browser: Browser
         page.wait("document.querySelectorAll('.chart svg').length > 0")
         parts = "[...document.querySelectorAll('#main > [data-live]')].map(one => one.id)"
         assert page.run(parts) == ["notices", "head", "chart-accuracy", "chart-places", "events"]
+        page.close()
+
+
+def test_a_clients_page_shows_its_cameras_newest_pictures_though_nothing_else_changes(
+    browser: Browser, tmp_path: Path
+) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    picture = folder / FOLDER / "cam-001" / "0123abcd"
+    with console(folder) as url:
+        page = browser.page(url + "/clients/cam-001")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        picture.parent.mkdir(parents=True)
+        picture.write_bytes(encode_thumbnail(Thumbnail("front", 1, JPEG + b"x")))
+        page.wait("document.querySelector('#cameras img') !== null")
+        first = page.run("document.querySelector('#cameras img').src")
+        os.utime(picture, (0, time.time() + 30))
+        page.wait(f"document.querySelector('#cameras img').src !== '{first}'")
+        os.utime(picture, (0, time.time() - KEPT_S - 1))
+        page.wait("document.querySelector('#cameras') === null")
         page.close()
 
 

@@ -2,6 +2,7 @@
 // Times become those of the reader's clock; what changed at the aggregator is fetched and put in place.
 const status = document.getElementById("live-state"), warning = document.getElementById("stale");
 const SILENT_MS = 40000;  // the console says every 15 s that it is there
+const PICTURES_MS = 5000;  // cameras' pictures are no change of the fleet: a client's page asks for them
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
@@ -17,9 +18,9 @@ function tell(problem) {
   document.body.classList.toggle("stale", Boolean(problem));
 }
 
-function times() {
+function times(page = document) {
   if (!warning.hidden) return;  // what was known last is counted no further
-  for (const time of document.querySelectorAll("time")) {
+  for (const time of page.querySelectorAll("time")) {
     const at = new Date(time.dateTime), today = at.toDateString() === new Date().toDateString();
     const left = (at - Date.now()) / 1000, { until, since } = time.dataset;
     const text = until !== undefined ? span(left) : since !== undefined ? span(-left) : (today ? clock : day).format(at);
@@ -30,11 +31,12 @@ function times() {
 
 const AWAY = "the console doesn't answer; this page shows what was known last";
 const LOGGED_OUT = "you are logged out; load this page again, it shows what was known last";
-let stamp = null, heard = 0, busy = false, again = false, refused = "";
+let stamp = null, heard = 0, asked = 0, busy = false, again = false, refused = "";
 
 async function renew() {
   if (busy) { again = true; return; }
   busy = true;
+  asked = performance.now();
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(SILENT_MS) });
     refused = answer.redirected ? LOGGED_OUT
@@ -43,6 +45,7 @@ async function renew() {
     if (!refused && document.querySelector("form.who") && !fresh.querySelector("form.who")) refused = LOGGED_OUT;
     tell(refused);
     if (refused) return;
+    times(fresh);
     let last = null;
     for (const next of fresh.querySelectorAll("[data-live]")) {
       const part = document.getElementById(next.id), before = last;
@@ -95,6 +98,7 @@ function listen() {
 function watch() {
   times();
   if (source && performance.now() - heard > SILENT_MS) { tell(AWAY); hush(); listen(); }
+  if (source && !busy && location.pathname.startsWith("/clients/") && performance.now() - asked > PICTURES_MS) renew();
 }
 
 times();
