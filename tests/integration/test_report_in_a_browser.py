@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.driven_demo import driven_demo
 from support.finished_demo import finished_demo, tiny_images
 
+from replayfleet.scripts.carla.facts import read_facts
+from replayfleet.scripts.carla.page import page as drive_page
 from replayfleet.scripts.demo.report import write_report
-from tests.support.browser import AXE, CHROMIUM, Page, chromium
+from tests.support.browser import AXE, CHROMIUM, Browser, Page, chromium
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    folder = tmp_path_factory.mktemp("demo")
-    report = write_report(finished_demo(folder / "out"), tiny_images())
-    with chromium(folder) as browser:
-        yield browser.page(report.path.as_uri())
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    report = write_report(finished_demo(tmp_path_factory.mktemp("demo") / "out"), tiny_images())
+    return browser.page(report.path.as_uri())
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
@@ -32,3 +40,13 @@ def test_an_accessibility_checker_finds_no_fault(page: Page, dark: bool, share: 
             f"cell.classList.toggle('dark', {share} > 75); cell.style.setProperty('--share', '{share}%') }})"
         )
     assert page.faults() == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
+@pytest.mark.parametrize("width", [320, 1280])
+def test_nor_with_the_report_of_a_drive(browser: Browser, tmp_path: Path, width: int) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(drive_page(read_facts(driven_demo(tmp_path / "demo")), {"crops": [], "detection": []}))
+    page = browser.page(report.as_uri(), width=width)
+    assert page.faults() == []
+    page.close()
