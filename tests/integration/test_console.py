@@ -20,6 +20,7 @@ from replayfleet.aggregator.console import app
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.operator.thumbnails import FOLDER, KEPT_S
+from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.children import child_command
 from replayfleet.federation.service.web.access import Access
 from replayfleet.federation.service.web.guard import Rules
@@ -28,7 +29,7 @@ from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, enc
 from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, CHROMIUM, Browser, chromium
 from tests.support.consoles import console
-from tests.support.watched_fleet import watched_fleet
+from tests.support.watched_fleet import BEGAN, watched_fleet
 
 PAGES = ("/", "/round", "/clients/cam-002", "/methods", "/journal")
 PATIENCE_S = 60.0
@@ -130,6 +131,19 @@ def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> Non
                 '{"time": 1800000500, "event": "model rolled back", "client": "cam-001", "reason": "too-slow"}\n'
             )
         page.wait("document.body.innerText.includes('too-slow')")
+        page.close()
+
+
+def test_the_title_of_an_open_page_follows_the_fleet_too(browser: Browser, tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with console(folder) as url:
+        page = browser.page(url + "/round")
+        page.wait("document.title === 'Round 3 · street'")
+        store = AggregatorStore(folder)
+        store.close_round(3, BEGAN)
+        store.commit_round(3, StoredArtefacts((), "cd" * 32), {}, BEGAN)
+        store.close()
+        page.wait("document.title === 'Round 4 · street'")
         page.close()
 
 

@@ -46,6 +46,7 @@ async function renew() {
     tell(refused);
     if (refused) return;
     times(fresh);
+    document.title = fresh.title;  // it names the round
     let last = null;
     for (const next of fresh.querySelectorAll("[data-live]")) {
       const part = document.getElementById(next.id), before = last;
