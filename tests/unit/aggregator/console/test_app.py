@@ -104,6 +104,15 @@ def test_the_journal_is_searched_and_paged(folder: Path) -> None:
     assert ask(app, "/journal?before=-1&kind=x&trouble=1").status == 200
 
 
+def test_an_event_of_a_client_that_has_no_page_leads_to_none(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"time": 1, "event": "client refused", "client": "stranger"}\n')
+    text = ask(console(folder), "/journal").text
+    assert "<b>client refused</b> stranger" in text
+    assert 'href="/clients/cam-001"' in text
+
+
 def test_what_isnt_there_is_said_and_escaped(folder: Path) -> None:
     for path in ("/clients/nobody", "/%3Cscript%3E", "/static/../app.py", "/clients/"):
         said = ask(console(folder), path)
