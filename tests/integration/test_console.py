@@ -118,6 +118,7 @@ def test_the_longest_names_make_no_page_wider_than_its_window(
         for path in ("/", "/round", f"/clients/{long}0", "/methods", "/journal"):
             page = browser.page(url + path, width=width)
             assert page.run("document.documentElement.scrollWidth") == width, path
+            assert page.run("(nav => nav.scrollWidth <= nav.clientWidth)(document.querySelector('nav'))"), path
             page.close()
 
 
