@@ -100,12 +100,14 @@ def _fold_convolution(
     graph: onnx.GraphProto, convolution: onnx.NodeProto, affine: _Affine, values: Mapping[str, Array]
 ) -> None:
     weight = values[convolution.input[1]]
-    # A convolution's weight is (O, I, h, w), a transposed one's (I, O, h, w).
-    shape = (-1, 1, 1, 1) if convolution.op_type == "Conv" else (1, -1, 1, 1)
+    scale = affine.scale.reshape(-1, 1, 1, 1)  # a convolution's weight is (O, I / groups, h, w)
+    if convolution.op_type == "ConvTranspose":  # (I, O / groups, h, w)
+        groups = next((item.i for item in convolution.attribute if item.name == "group"), 1)
+        scale = affine.scale.reshape(groups, -1).repeat(len(weight) // groups, axis=0)[:, :, None, None]
     bias = values[convolution.input[2]].astype(np.float64) if len(convolution.input) == 3 else 0.0
     folded_bias = bias * affine.scale + affine.shift
     del convolution.input[2:]
-    _set(graph, convolution.input[1], weight * affine.scale.reshape(shape))
+    _set(graph, convolution.input[1], weight * scale)
     convolution.input.append(f"{convolution.output[0]}_bias")
     _set(graph, convolution.input[2], folded_bias)
 

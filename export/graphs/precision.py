@@ -71,6 +71,8 @@ def to_int8(model: onnx.ModelProto, samples: Array) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     last = [node.name for node in model.graph.node if node.op_type in _WEIGHTED][-1:]
+    transposed = [node for node in model.graph.node if node.op_type == "ConvTranspose"]
+    grouped = [node.name for node in transposed if any(item.name == "group" and item.i > 1 for item in node.attribute)]
     prepared = onnx.ModelProto()
     prepared.CopyFrom(model)
     prepared.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")  # it would warn otherwise
@@ -86,7 +88,7 @@ def to_int8(model: onnx.ModelProto, samples: Array) -> onnx.ModelProto:
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
             reduce_range=True,
-            nodes_to_exclude=last,
+            nodes_to_exclude=last + grouped,  # ONNX Runtime's tool can't round a transposed convolution in groups
             calibrate_method=CalibrationMethod.MinMax,
             extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
         )
