@@ -28,6 +28,8 @@ from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 _ARRAYS = ("images", "labels")
 _PIXEL_SLACK = 1e-3
 """Pixels that a resize overshot by less are taken as they are."""
+_MAX_SHARE = 2.0
+"""Of a picture, as anchors have it: a box may stand over its edge. Numbers of pixels are larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,15 @@ def read_held(path: Path, spec: AnyTaskSpec) -> Held:
     if labels is None:
         raise SettingsError(f"{path}: has no 'labels', which the gate compares answers with")
     if isinstance(spec, DetectionSpec):
-        if labels.ndim != 3 or labels.shape[0] != len(images) or labels.shape[2] != 5:
-            raise SettingsError(f"{path}: labels are {labels.shape}, expected ({len(images)}, M, 5)")
+        if labels.ndim != 3 or labels.shape[::2] != (len(images), 5) or labels.dtype.kind not in "iuf":
+            expected = f"({len(images)}, M, 5) numbers"
+            raise SettingsError(f"{path}: labels are {labels.shape} {labels.dtype}, expected {expected}")
         boxes = labels.astype(np.float32)
-        _check_classes(path, boxes[..., 0][boxes[..., 0] >= 0], spec)
+        there = boxes[~(boxes[..., 0] < 0)]  # a class that is NaN is none, not the mark of no box
+        _check_classes(path, there[:, 0], spec)
+        sides = np.abs(there[:, 1:])
+        if not (sides <= _MAX_SHARE).all():
+            raise SettingsError(f"{path}: boxes reach {sides.max():g}, expected shares of the picture, 0 to 1")
         return Held(images, boxes)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
         raise SettingsError(f"{path}: labels are {labels.shape} {labels.dtype}, expected ({len(images)},) integers")
@@ -154,5 +161,5 @@ def _images(path: Path, arrays: dict[str, Array], spec: AnyTaskSpec) -> Array:
 
 
 def _check_classes(path: Path, ids: Array, spec: AnyTaskSpec) -> None:
-    if ids.size and not (ids.min() >= 0 and ids.max() < spec.num_classes):
+    if ids.size and not (ids.min() >= 0 and ids.max() < spec.num_classes and (ids == np.round(ids)).all()):
         raise SettingsError(f"{path}: labels reach {ids.max():g}, expected class ids below {spec.num_classes}")

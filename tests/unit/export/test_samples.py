@@ -63,6 +63,23 @@ def test_a_file_that_does_not_fit_says_what_was_expected(tmp_path: Path, arrays:
     assert "samples.npz" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [
+        ([0, 32, 16, 8, 8], "boxes reach 32, expected shares of the picture, 0 to 1"),
+        ([0, 0.5, 0.5, np.nan, 0.2], "boxes reach nan"),
+        ([np.nan, 0.5, 0.5, 0.2, 0.2], "labels reach nan, expected class ids below 1"),
+        ([0.5, 0.5, 0.5, 0.2, 0.2], "labels reach 0.5, expected class ids below 1"),
+        (["car", "0.5", "0.5", "0.2", "0.2"], "labels are (1, 1, 5) <U3, expected (1, M, 5) numbers"),
+    ],
+)
+def test_boxes_that_are_none_are_told(tmp_path: Path, box: list[Any], expected: str):
+    """They were held against what the detector finds: it was right in nothing, or they counted as no boxes."""
+    with pytest.raises(SettingsError) as caught:
+        read_held(write(tmp_path, images=np.zeros((1, 3, 32, 64), np.uint8), labels=np.array([[box]])), DETECTOR)
+    assert expected in str(caught.value)
+
+
 def test_a_file_that_is_absent_or_something_else_is_named(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"absent\.npz: can't be read"):
         read_images(tmp_path / "absent.npz", TASK)
