@@ -149,6 +149,22 @@ def test_other_pixels_of_an_array_are_other_samples(scenario: str) -> None:
     assert digest(images) == digest(images.copy()) != digest(images ^ 1)
 
 
+class _Counting(np.ndarray):
+    num_read = 0
+
+    def tobytes(self, *order: Any) -> bytes:
+        _Counting.num_read += 1
+        return np.asarray(self).tobytes(*order)
+
+
+def test_an_array_is_read_once_for_all_runs_on_it() -> None:
+    train = data().train
+    held = dataclasses.replace(train, images=np.asarray(train.images).view(_Counting))
+    again = dataclasses.replace(held, class_names=("other", *NAMES[1:]))
+    assert digest_of((held,)) == digest_of((held,)) == digest_of((train,)) != digest_of((again,))
+    assert _Counting.num_read == 1
+
+
 def test_a_rotation_turns_about_the_centre_and_keeps_what_it_can() -> None:
     from replayfleet.federation.streams.tasks import _turned
 
