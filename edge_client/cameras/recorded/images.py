@@ -109,7 +109,7 @@ def _yolo(place: Path, folder: Path, files: tuple[Path, ...], names: Path | None
 
 
 def _coco(path: Path, files: tuple[Path, ...], names: Path | None) -> Sidecar[str]:
-    sidecar = coco_sidecar(path, names, lambda file_name: PurePosixPath(file_name).name)
+    sidecar = coco_sidecar(path, names, lambda file_name: PurePosixPath(file_name.replace("\\", "/")).name)
     if not any(file.name in sidecar.keys for file in files):
         raise SettingsError(f"{path} lists no picture of {files[0].parent}; expected file_name {files[0].name!r}")
     return sidecar

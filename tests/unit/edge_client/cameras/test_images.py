@@ -81,6 +81,11 @@ def test_a_coco_file_is_found_or_named(folder: Path, place: str):
     assert boxes[2] is None  # nobody looked
 
 
+def test_a_coco_file_that_was_made_on_windows_names_the_same_pictures(folder: Path):
+    write_coco(folder / "annotations.json", {"C:\\train\\view2.jpg": [(24, 10, 16, 20)], "train\\view10.png": []})
+    assert [picture.boxes is None for picture in play(_camera(folder))] == [False, False, True]
+
+
 def test_damaged_pictures_and_labels_cost_a_line_each(folder: Path, caplog: pytest.LogCaptureFixture):
     _write_labels(folder.parent / "labels", "view2", "view11", names=folder.parent / "labels.txt")
     (folder.parent / "labels/view2.txt").write_bytes(b"\xff\xff")
