@@ -181,7 +181,7 @@ def read_token(path: Path) -> str:
         SettingsError: It can't be read, or holds no printable word.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             token = file.readline(1024).strip()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: {getattr(error, 'strerror', None) or error}") from error

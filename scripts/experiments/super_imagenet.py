@@ -68,7 +68,7 @@ def read_groups(path: Path) -> dict[str, list[str]]:
         SettingsError: The file can't be read, a line has no ids, or a name or an id stands there twice.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read: {error}") from error
     groups: dict[str, list[str]] = {}

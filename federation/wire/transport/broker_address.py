@@ -143,7 +143,7 @@ class Credentials:
         """
         if file is not None:
             try:
-                lines = file.read_text(encoding="utf-8").splitlines()
+                lines = file.read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"credentials file {str(file)!r} can't be read ({error})") from error
             if len(lines) < 2 or not lines[0] or not lines[1]:

@@ -80,7 +80,7 @@ def test_what_cant_be_merged_is_said_before_anything_is_linked(
     [("fish\n", "line 1"), ("fish\tn01\nfish\tn02", "line 2"), ("fish\tn01 n02\nbird\tn02", "n02 is in two")],
 )
 def test_groups_of_an_operator_are_checked(tmp_path: Path, text: str, words: str):
-    (tmp_path / "groups").write_text("dog\tn08 n09\n")
+    (tmp_path / "groups").write_text("\ufeffdog\tn08 n09\n")  # as Notepad writes it
     assert read_groups(tmp_path / "groups") == {"dog": ["n08", "n09"]}
     (tmp_path / "groups").write_text(text)
     with pytest.raises(SettingsError, match=words):

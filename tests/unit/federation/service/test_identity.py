@@ -15,7 +15,7 @@ from replayfleet.federation.service.credentials.identity import (
     tls_of,
     write_identity,
 )
-from replayfleet.federation.service.member_settings import ConnectionSettings
+from replayfleet.federation.service.member_settings import ConnectionSettings, read_token
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 DAY_S = 86_400.0
@@ -109,3 +109,8 @@ def test_without_tls_a_folder_may_hold_keys_alone(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").touch()
     with pytest.raises(SettingsError, match=r"member\.crt is missing"):
         check_identity(tmp_path)
+
+
+def test_a_token_may_be_written_with_notepad(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xef\xbb\xbfa-token-of-20-letters\r\n")
+    assert read_token(tmp_path / "token") == "a-token-of-20-letters"

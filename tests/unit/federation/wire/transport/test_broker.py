@@ -76,6 +76,8 @@ def test_credentials_come_from_a_file_or_the_environment_and_never_show(tmp_path
     file = tmp_path / "credentials"
     file.write_text("cam-1\nsecret\n")
     assert Credentials.load(file) == Credentials("cam-1", "secret")
+    file.write_bytes(b"\xef\xbb\xbfcam-1\r\nsecret\r\n")  # as Notepad writes it
+    assert Credentials.load(file) == Credentials("cam-1", "secret")
     environment = {"REPLAYFLEET_MQTT_USER": "cam-2", "REPLAYFLEET_MQTT_PASSWORD": "secret"}
     assert Credentials.load(None, environment) == Credentials("cam-2", "secret")
     assert Credentials.load(None, {}) is None
