@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
+import re
 import shutil
 import sqlite3
 import uuid
@@ -25,6 +27,7 @@ from replayfleet.federation.wire.protocol.tensors import digest as digest_of
 BLOBS = "blobs"
 TRIES = 5
 """A running aggregator may collect a blob between our look at its database and the copy; then we look again."""
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, "lock", "thumbnails"})
 
 
@@ -193,11 +196,15 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
     """Yield a private folder that becomes ``target`` when all went well, and vanishes otherwise."""
     target = target.absolute()  # ``.`` has no name
     fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    _remove_unfinished(target.parent)
     try:
         fresh.mkdir(mode=0o700, parents=True)
+        lock = os.open(fresh, os.O_RDONLY)
     except OSError as error:
         raise SettingsError(f"{target}: can't be written ({error.strerror or error})") from error
     try:
+        with contextlib.suppress(OSError):  # where folders can't be locked, nobody removes what others left
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield fresh
         for folder, _, names in os.walk(fresh):
             for name in names:
@@ -217,6 +224,19 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
         raise SettingsError(f"{target}: can't be written ({error})") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what commands that were killed left beside their target: whole copies, with keys. Who runs has a lock."""
+    for path in [path for path in folder.glob(".*.tmp") if _UNFINISHED.fullmatch(path.name)]:
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _aside(target: Path, number: int) -> Path:

@@ -14,6 +14,7 @@ from support.tiny_fleet import TinyFleet
 from replayfleet.aggregator.control.growing import add_classes
 from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.members.table import Issued, Members
+from replayfleet.aggregator.operator import backup
 from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.release import Releases, rotate_key
@@ -44,6 +45,23 @@ def test_a_backup_beside_a_running_aggregator_is_whole_and_private(fleet: TinyFl
     assert not (tmp_path / "backup/lock").exists()
     with pytest.raises(SettingsError, match="not empty"):
         back_up(data_dir, tmp_path / "backup")
+    fleet.close()
+
+
+def test_what_a_killed_backup_left_goes_with_the_next_one_and_what_a_running_one_makes_stays(
+    fleet: TinyFleet, tmp_path: Path
+) -> None:
+    place = tmp_path / "backups"
+    others = [place / f".monday.{'0' * 31}.tmp", place / ".monday.tmp", place / "monday"]
+    for folder in (left := place / f".monday.{'0' * 32}.tmp", *others):
+        folder.mkdir(parents=True)
+        (folder / "signing.key").write_text("as a kill -9 leaves it")
+    with backup._in_place_of(place / "tuesday") as running:
+        (running / "file").touch()
+        back_up(tmp_path / "fleet/aggregator", place / "wednesday")
+        assert (running / "file").exists()
+    assert not left.exists()
+    assert sorted(place.iterdir()) == sorted([*others, place / "tuesday", place / "wednesday"])
     fleet.close()
 
 
