@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from replayfleet.aggregator.operator.journal import JOURNAL, rotated
 from replayfleet.federation.errors import UNREADABLE
@@ -26,6 +26,8 @@ TROUBLES = frozenset({
 })  # fmt: skip
 """Events that say that something went wrong with one client."""
 _MAX_LINE_BYTES = 16 << 20
+_BEGINS_BYTES = 64
+"""Of a journal's first line, which says when it was written, to the millisecond."""
 
 Event = Mapping[str, Any]
 
@@ -86,7 +88,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / JOURNAL
-        self._read_as: int | None = None
+        self._read_as = (0, b"")
         self._offset = 0
         self._begun = b""
         self.clients: defaultdict[str, ClientStory] = defaultdict(ClientStory)
@@ -100,12 +102,10 @@ class Story:
 
     def follow(self) -> bool:
         """Take what was written since the last call; True if there was anything."""
-        before, inode = self.num_read, _inode(self._path)
-        if inode is None:
-            return False
-        if inode != self._read_as:
-            self._read(rotated(self._path), only=self._read_as)  # the rest of what was put aside meanwhile
-            self._read_as, self._offset, self._begun = None, 0, b""
+        before = self.num_read
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            if not self._goes_on(file):
+                self._read(rotated(self._path))  # the rest of what was put aside meanwhile, or if that was twice all
         self._read(self._path)
         return self.num_read != before
 
@@ -154,17 +154,19 @@ class Story:
         """The number of the oldest event that can be searched."""
         return self.num_read - len(self._lines)
 
-    def _read(self, path: Path, only: int | None = None) -> None:
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            inode = os.fstat(file.fileno()).st_ino
-            if only in (None, inode):
-                file.seek(self._offset)
-                self._take(file.read())
-                self._read_as, self._offset = inode, file.tell()
+    def _read(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            if not self._goes_on(file):
+                self._offset, self._begun = 0, b""
+            self._read_as = _known_by(file)
+            file.seek(self._offset)
+            self._take(file.read())
+            self._offset = file.tell()
+
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Whether this is the file that was read last."""
+        number, begins = _known_by(file)
+        return number == self._read_as[0] and begins.startswith(self._read_as[1])
 
     def _take(self, data: bytes) -> None:
         *lines, rest = (self._begun + data).split(b"\n")
@@ -259,8 +261,6 @@ def _counts(event: Event) -> tuple[int, Mapping[str, int]] | None:
     return (index, counts) if counts else None
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
+def _known_by(file: BinaryIO) -> tuple[int, bytes]:
+    """Return a file's inode and how it begins: once it is gone, its inode is another one's."""
+    return os.fstat(file.fileno()).st_ino, os.pread(file.fileno(), _BEGINS_BYTES, 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.console.story import MAX_REPORTS, Story
-from replayfleet.aggregator.operator.journal import Journal
+from replayfleet.aggregator.operator.journal import JOURNAL, Journal, rotated
 
 
 def note(folder: Path, *events: dict[str, Any]) -> None:
@@ -32,6 +32,23 @@ def test_it_follows_a_journal_that_is_put_aside_meanwhile(tmp_path: Path) -> Non
             story.follow()
     assert story.num_read == 20
     assert sorted(story.rounds) == list(range(20))
+
+
+def test_a_journal_that_was_put_aside_twice_since_it_was_read_is_followed(tmp_path: Path) -> None:
+    """Nobody looked for weeks: what is there now may have the inode of what was read last."""
+    path = tmp_path / JOURNAL
+    path.write_text('{"time": 1.0, "event": "a"}\n')
+    story = Story(tmp_path)
+    assert story.follow()
+    rotated(path).write_text('{"time": 2.0, "event": "b"}\n' * 3)
+    path.write_text('{"time": 3.0, "event": "c"}\n' * 2)  # the very file
+    assert story.follow()
+    assert [event["event"] for _, event in story.search()[0]] == ["c", "c", "b", "b", "b", "a"]
+    path.replace(rotated(path))
+    path.write_text('{"time": 4.0, "event": "d"}\n')
+    assert story.follow()
+    assert not story.follow()
+    assert story.num_read == 7
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
