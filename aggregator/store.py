@@ -141,6 +141,11 @@ class AggregatorStore:
             self._set_fact("home", secrets.token_hex(4))
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
 
+    def founded_at(self) -> float | None:
+        """Unix time at which the fleet began, in a copy of the store too; None in a new one."""
+        row = self._db.execute("SELECT opened_at FROM rounds WHERE round = 0").fetchone()
+        return None if row is None else float(row[0])
+
     def added_classes(self) -> tuple[str, ...]:
         """Classes that the fleet learns beside those that it was founded with."""
         return self._fact("added_classes", tuple[str, ...]) or ()

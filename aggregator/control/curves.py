@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -74,20 +74,21 @@ def points(events: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
         yield from _means(index, of_round)
 
 
-def export(events: Iterable[Mapping[str, Any]], fleet: str, kind: str, place: str) -> int:
+def export(events: Iterable[Mapping[str, Any]], fleet: str, kind: str, place: str, founded: str = "") -> int:
     """Write a journal's numbers where a viewer finds them; returns how many were written.
 
     Args:
         events: of the journal, oldest first.
         fleet: its name, that of TensorBoard's run and MLflow's experiment.
-        kind: one of ``EXPORTS``.
+        kind: ``tensorboard`` or ``mlflow``.
         place: a folder, or the URL of MLflow's tracking server or database.
+        founded: names the fleet's run, however little of it the journal still knows; empty: its first start there does.
 
     Raises:
         SettingsError: The packages aren't installed, or the place can't be written.
     """
     kept = list(events)
-    return EXPORTS[kind](kept, fleet, place)
+    return _to_mlflow(kept, fleet, place, founded) if kind == "mlflow" else _to_tensorboard(kept, fleet, place)
 
 
 def _to_tensorboard(events: list[Mapping[str, Any]], fleet: str, place: str) -> int:
@@ -109,7 +110,7 @@ def _to_tensorboard(events: list[Mapping[str, Any]], fleet: str, place: str) -> 
     return len(found)
 
 
-def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str) -> int:
+def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded: str) -> int:
     """Write into one run of the fleet's experiment; a later export adds what happened since."""
     try:
         from mlflow import MlflowClient
@@ -121,13 +122,18 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str) -> int:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
     )  # its seven take four minutes to say that nobody is there
     started = next((event for event in events if event.get("event") == "aggregator started"), {})
-    began = str(started.get("time", ""))
+    began = str(started.get("time", ""))  # names the run of an earlier version
     try:
         client = MlflowClient(tracking_uri=place if "://" in place else _database_in(Path(place)))
         known = client.get_experiment_by_name(fleet)
         experiment = client.create_experiment(fleet) if known is None else known.experiment_id
-        runs = client.search_runs([experiment], f"tags.`{_STARTED}` = '{began}'", max_results=1)
-        run = runs[0] if runs else client.create_run(experiment, tags={_STARTED: began})
+        runs = [
+            run
+            for name in (founded or began, began)
+            for run in client.search_runs([experiment], f"tags.`{_STARTED}` = '{name}'", max_results=1)
+        ]
+        run = runs[0] if runs else client.create_run(experiment)
+        client.set_tag(run.info.run_id, _STARTED, founded or began)
         until = float(run.data.tags.get(_EXPORTED_UNTIL, "-inf"))
         if not runs:
             for name, text in _parameters(started):
@@ -142,12 +148,6 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str) -> int:
         said = str(error).strip().partition("\n")[0]
         raise SettingsError(f"--to {place}: {said}; what was written before stays, run it again") from error
     return len(new)
-
-
-EXPORTS: dict[str, Callable[[list[Mapping[str, Any]], str, str], int]] = {
-    "tensorboard": _to_tensorboard,
-    "mlflow": _to_mlflow,
-}
 
 
 def _database_in(folder: Path) -> str:

@@ -95,7 +95,7 @@ def history(  # one for each option
         from replayfleet.aggregator.control.curves import export
         from replayfleet.federation.service.data_dir import fleet_of
 
-        number = export(read_journal(data_dir), fleet_of(data_dir, None), viewer, to)
+        number = export(read_journal(data_dir), fleet_of(data_dir, None), viewer, to, _founded(data_dir))
         click.echo(f"{count_of(number, 'number')} for {viewer} in {to}")
         return
     wanted = (
@@ -105,6 +105,17 @@ def history(  # one for each option
     )
     for event in deque(wanted, maxlen=last):
         click.echo(json.dumps(event) if as_json else visible(_line(event)))
+
+
+def _founded(data_dir: Path) -> str:
+    """Return when the fleet began, which its journal forgets; empty if its store doesn't say."""
+    from replayfleet.aggregator.store import AggregatorStore
+
+    try:
+        with contextlib.closing(AggregatorStore(data_dir, read_only=True)) as store:
+            return str(store.founded_at() or "")
+    except (ReplayfleetError, sqlite3.Error):
+        return ""
 
 
 def _happened(data_dir: Path) -> Iterator[dict[str, Any]]:

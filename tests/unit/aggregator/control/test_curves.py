@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from click.testing import CliRunner
 
 from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.control.curves import export, points
+from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.wire.protocol.messages import FleetSpec
 
 
 def events(num_rounds: int = 2) -> list[dict[str, Any]]:
@@ -76,6 +79,29 @@ def test_mlflow_has_one_run_that_later_exports_go_on_with(tmp_path: Path) -> Non
     assert run.data.params == {"fleet": "yard", "method": "pfedgrp", "settings.local_epochs": "2"}
     history = client.get_metric_history(run.info.run_id, "fleet/accuracy")
     assert sorted((metric.step, metric.value) for metric in history) == [(0, 0.625), (1, 0.625)]
+
+
+def test_a_fleet_s_run_in_mlflow_goes_on_when_its_journal_has_forgotten_how_it_began(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    data = tmp_path / "data"
+    with claim_data_dir(data, fleet="yard", role="aggregator"), contextlib.closing(AggregatorStore(data)) as store:
+        store.found(FleetSpec("yard", "pfedgrp", {}, {}, 0), 0.5)
+
+    def exported(known: list[dict[str, Any]]) -> str:
+        (data / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in known))
+        words = ["history", "--data-dir", str(data), "--export", "mlflow", "--to", str(tmp_path)]
+        return CliRunner().invoke(cli, words).output.partition(" for ")[0]
+
+    assert export(events(1), "yard", "mlflow", str(tmp_path)) == 7, "as an earlier version named it"
+    assert exported(events(2)) == "7 numbers"
+    assert exported(events(3)[6:]) == "7 numbers", "its first round was put aside"
+    assert exported([{"time": 40.0, "event": "aggregator started", "round": 2}, *events(3)[11:]]) == "0 numbers"
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("yard")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "fleet/accuracy")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])
