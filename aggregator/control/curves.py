@@ -138,12 +138,16 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded:
         if not runs:
             for name, text in _parameters(started):
                 client.log_param(run.info.run_id, name, text)
-        new = [point for point in points(events) if point.at > until]
+        order = {at: number for number, event in enumerate(events) if isinstance(at := event.get("time"), (int, float))}
+        known = order.get(until)  # what stands after it is newer, wherever the clock was put
+        new = [point for point in points(events) if (point.at > until if known is None else order[point.at] > known)]
         for first in range(0, len(new), 1000):  # of one request, MLflow's limit
             batch = [Metric(p.name, p.value, int(p.at * 1000), p.round) for p in new[first : first + 1000]]
             client.log_batch(run.info.run_id, metrics=batch)
         if new:
-            client.set_tag(run.info.run_id, _EXPORTED_UNTIL, repr(max(point.at for point in new)))
+            client.set_tag(
+                run.info.run_id, _EXPORTED_UNTIL, repr(max((point.at for point in new), key=order.__getitem__))
+            )
     except (MlflowException, OSError, ValueError) as error:
         said = str(error).strip().partition("\n")[0]
         raise SettingsError(f"--to {place}: {said}; what was written before stays, run it again") from error

@@ -81,6 +81,12 @@ def test_mlflow_has_one_run_that_later_exports_go_on_with(tmp_path: Path) -> Non
     assert sorted((metric.step, metric.value) for metric in history) == [(0, 0.625), (1, 0.625)]
 
 
+def test_what_came_after_a_clock_was_put_back_is_exported_to_mlflow_once(tmp_path: Path) -> None:
+    ahead = [{**event, "time": event["time"] + 1e8} for event in events(1)]
+    for known, number in ((ahead, 7), (ahead + events(2)[6:], 7), (ahead + events(2)[6:], 0)):
+        assert export(known, "yard", "mlflow", str(tmp_path)) == number
+
+
 def test_a_fleet_s_run_in_mlflow_goes_on_when_its_journal_has_forgotten_how_it_began(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
