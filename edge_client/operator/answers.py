@@ -124,6 +124,7 @@ class AnswerTopic:
         self._clock = clock
         self._newest: dict[str, Shown] = {}
         self._told: set[str] = set()
+        self._left_out: set[str] = set()
         self._greeted = 0
         self._problem = ""
         self._stopping = threading.Event()
@@ -166,15 +167,19 @@ class AnswerTopic:
             with contextlib.suppress(ValueError):  # a broker that takes next to nothing at once
                 self._session.publish(f"{self._topic}/status", ONLINE, retain=True)
         for camera in sorted(self._newest.copy()):
-            with contextlib.suppress(ValueError):  # larger than that broker takes, or not finite; the next may be
-                self._tell(camera, self._newest.pop(camera))
+            self._tell(camera, self._newest.pop(camera))
 
     def _tell(self, camera: str, shown: Shown) -> None:
-        if self._home_assistant and camera not in self._told:
-            self._told.add(camera)
-            topic = f"{DISCOVERY}/sensor/{self._client}_{camera}/config"
-            self._session.publish(topic, _packed(self._discovery(camera)), retain=True)
-        self._session.publish(f"{self._topic}/cameras/{camera}", _packed(self._said(shown)))
+        try:
+            if self._home_assistant and camera not in self._told:
+                self._told.add(camera)
+                topic = f"{DISCOVERY}/sensor/{self._client}_{camera}/config"
+                self._session.publish(topic, _packed(self._discovery(camera)), retain=True)
+            self._session.publish(f"{self._topic}/cameras/{camera}", _packed(self._said(shown)))
+        except ValueError as error:  # larger than that broker takes, or not finite; the next may be
+            if camera not in self._left_out:
+                self._left_out.add(camera)
+                log.warning("answers left out", camera=camera, reason=error, next="trying the next picture's")
 
     def _said(self, shown: Shown) -> dict[str, Any]:
         """Return the message of a picture that was answered."""

@@ -129,7 +129,14 @@ def test_home_assistant_finds_every_camera_again_after_a_broker_that_forgot(tmp_
         answers.close()
 
 
-def test_answers_that_no_message_can_hold_keep_no_other_camera_silent(tmp_path: Path) -> None:
+def left_out(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    fields: list[dict[str, Any]] = [vars(record)["fields"] for record in caplog.records if "left out" in record.message]
+    return [(each["camera"], str(each["reason"])) for each in fields]
+
+
+def test_answers_that_no_message_can_hold_keep_no_other_camera_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with mosquitto(tmp_path, "allow_anonymous true") as port, listening(port) as listener:
         answers = opened(f"mqtt://127.0.0.1:{port}/yard")
         broken = seen("a-front", 1)
@@ -144,6 +151,23 @@ def test_answers_that_no_message_can_hold_keep_no_other_camera_silent(tmp_path: 
         until(told)
         answers.close()
         assert not listener.of("yard/cameras/a-front")
+    assert [camera for camera, _ in left_out(caplog)] == ["a-front"]
+
+
+def test_answers_larger_than_the_broker_takes_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 1200") as port, listening(port) as listener:
+        answers = opened(f"mqtt://127.0.0.1:{port}/yard")
+
+        def told() -> bool:
+            answers.watch(seen("front", 1))
+            answers.watch(seen("rear", 2, boxes=False, count=0))
+            return len(listener.of("yard/cameras/rear")) > 1
+
+        until(told)
+        answers.close()
+    ((camera, reason),) = left_out(caplog)
+    assert camera == "front"
+    assert reason.endswith("the broker takes 176")
 
 
 def test_a_broker_that_is_away_holds_up_nothing_and_gets_only_what_is_new(tmp_path: Path) -> None:
