@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.authority import Authority
 from support.mosquitto import mosquitto, password_file
 
+from replayfleet.federation.wire.transport import mqtt
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem
@@ -255,6 +259,27 @@ def test_the_topics_of_hundreds_of_clients_fit_at_a_broker_of_small_packets(tmp_
         assert session.num_connections == 1
         session.stop()
         other.stop()
+
+
+class AnswersSlowly:
+    """A connection whose broker takes its time for each packet of topics, and falls silent after the tenth."""
+
+    accepted, looks, turns = True, 0, 0
+    renewed = dead = ready = False
+
+    @property
+    def num_answers(self) -> int:
+        self.looks += 1
+        return min(self.looks, 10)
+
+
+def test_a_broker_that_goes_on_answering_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = MqttSession("mqtt://127.0.0.1:1", "a", on_message=lambda topic, payload: None)
+    session._wake = Mock()
+    monkeypatch.setattr(mqtt, "time", Mock(monotonic=itertools.count(step=6.0).__next__))
+    connection: Any = AnswersSlowly()
+    assert session._watch(connection) == "no answer to SUBSCRIBE in 10 s"
+    assert connection.looks == 11, "12 s after the last answer"
 
 
 def test_a_member_without_rules_is_told_so(yard: Yard) -> None:

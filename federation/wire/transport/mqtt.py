@@ -272,7 +272,7 @@ class MqttSession:
             connection.close()
 
     def _watch(self, connection: Connection) -> str:
-        started = time.monotonic()
+        started, answers = time.monotonic(), 0
         seen = -1
         while not self._stopping.is_set():
             self._wake.wait(0.5)
@@ -286,6 +286,8 @@ class MqttSession:
                 return connection.problem or "network thread ended"
             if connection.ready and not self._connected:
                 self._welcome(connection)
+            if (answered := connection.num_answers) > answers:  # RabbitMQ takes seconds for a thousand topics
+                started, answers = time.monotonic(), answered
             if not connection.ready and time.monotonic() - started > ANSWER_TIMEOUT_S:
                 return f"no answer to {'SUBSCRIBE' if connection.accepted else 'CONNECT'} in {ANSWER_TIMEOUT_S:.0f} s"
         return "stopping"

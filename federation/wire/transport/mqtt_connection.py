@@ -152,6 +152,7 @@ class Connection:
         self.problem = ""
         self.taken_over = self.explained = False
         self.max_packet_bytes = USUAL_PACKET_BYTES
+        self.num_answers = 0
         self.acknowledged: deque[int] = deque()
         self._opened = self._refused = False
         self._alert = ""
@@ -288,6 +289,7 @@ class Connection:
     def _subscribed(
         self, _client: Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Properties | None
     ) -> None:
+        self.num_answers += 1
         refused = next((reason for reason in reasons if reason.is_failure), None)
         if refused is not None:
             topics = " ".join(self._topics())
