@@ -292,8 +292,7 @@ class Connection:
         self.num_answers += 1
         refused = next((reason for reason in reasons if reason.is_failure), None)
         if refused is not None:
-            topics = " ".join(self._topics())
-            self.problem = topic_refused(refused.value, str(refused), topics, to_hear=True)
+            self.problem = topic_refused(refused.value, str(refused), _in_short(self._topics()), to_hear=True)
             self._tell(self.problem)
             self.ended = True
         elif mid == self._last_asked:
@@ -324,7 +323,7 @@ class Connection:
     ) -> None:
         topic = self._sent_on.pop(mid, "a topic")  # the broker may answer before it is noted
         if reason.is_failure:
-            self._forbidden.add(re.sub("/clients/[^/]+/", "/clients/+/", topic))  # an aggregator's are a thousand
+            self._forbidden.add(_in_short([topic]))
             self._tell(topic_refused(reason.value, str(reason), " ".join(sorted(self._forbidden)), to_hear=False))
         self.acknowledged.append(mid)
 
@@ -394,6 +393,11 @@ def _next(error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in _TIMES:
         return "look at this machine's clock, or give the broker the new one that aggregator renew makes"
     return "name the authority that signed it with --identity or --tls-ca"
+
+
+def _in_short(topics: Sequence[str]) -> str:
+    # an aggregator's are a thousand
+    return " ".join(sorted({re.sub("/clients/[^/]+/", "/clients/+/", topic) for topic in topics}))
 
 
 def _packets_of(topics: Sequence[str]) -> Iterator[list[str]]:
