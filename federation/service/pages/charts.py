@@ -185,6 +185,7 @@ def _draw(axes: Axes, line: Line, texts: list[str], first_round: int) -> None:
     colour = _THEME[_COLOURS[line.style]]
     known = [(index, 100 * value) for index, value in enumerate(line.values) if value is not None]
     style = {**_STYLES[line.style], "color": colour, "clip_on": False, "solid_capstyle": "round"}
+    style |= {"marker": "o"} if len(known) == 1 else {}  # a line of one point can't be seen
     axes.plot([index for index, _ in known], [value for _, value in known], gid=f"tip-{len(texts)}", **style)
     texts.append(line.label)
     if line.style == "client" or line.style.startswith("rival") or not known:

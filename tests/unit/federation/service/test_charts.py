@@ -46,6 +46,11 @@ def test_any_number_of_rounds_can_be_drawn(num_rounds: int):
     assert 1 <= len([text for _, _, text in words(chart) if text.isdecimal()]) <= 14
 
 
+def test_a_client_that_was_measured_once_is_seen():
+    once, twice = (line_chart([Line("c", values, "client")], changes=[], size=SIZE) for values in ([0.5], [0.5, 0.6]))
+    assert once.count("<use") == twice.count("<use") + 1, "a line of one point has no length"
+
+
 def test_colours_are_the_pages_and_nothing_is_fetched_or_named_twice():
     styles = ("own", "fedavg")
     charts = [line_chart([Line("a", [0.5, 0.7], one)], changes=[1], size=SIZE, title=one) for one in styles]
