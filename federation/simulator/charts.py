@@ -101,11 +101,13 @@ def loss_chart(
         values: list[float] = []
         ends = [epochs[-1] for epochs in rounds if epochs]
         for index, epochs in enumerate(rounds):  # a line for each round, within its width
-            at += [index - 0.4 + 0.8 * epoch / max(1, len(epochs) - 1) for epoch in range(len(epochs))] + [math.nan]
+            last = len(epochs) - 1
+            at += [index - 0.4 + 0.8 * epoch / last if last else index for epoch in range(len(epochs))] + [math.nan]
             values += [*epochs, math.nan]
         said = f"{label}   (last epochs: mean {sum(ends) / len(ends):.3g}, last {ends[-1]:.3g})"
         colour, style = _COLOURS[place % len(_COLOURS)], _LINES[place // len(_COLOURS) % len(_LINES)]
-        axes.plot(at, values, color=colour, linestyle=style, linewidth=1.3, label=said)
+        marker = "." if any(len(epochs) == 1 for epochs in rounds) else None  # a line of one point can't be seen
+        axes.plot(at, values, color=colour, linestyle=style, marker=marker, linewidth=1.3, label=said)
     if min(value for _, rounds in losses for epochs in rounds for value in epochs) > 0:
         axes.set_yscale("log")
     axes.set_ylabel("training loss, mean of an epoch")

@@ -55,6 +55,10 @@ def test_losses_are_drawn_of_those_that_have_any():
     assert picture is not None
     assert has_colour(picture, BLUE)
     assert not has_colour(picture, ORANGE)
+    once = loss_chart([("one", [[2.0], [1.5], [], [1.0]])], title="t")
+    assert once is not None
+    above_the_legend = pixels(once)[:500]
+    assert (np.abs(above_the_legend - np.array(BLUE)).max(axis=-1) < 8).any(), "rounds of one epoch are no lines"
     assert loss_chart([("one", [[2.0, 0.0, -1.0]])], title="t") is not None, "no logarithm of it"
     assert loss_chart([("none", [[], []])], title="t") is None
     assert loss_chart([], title="t") is None
