@@ -71,6 +71,7 @@ class Console:
             exception_handlers={
                 404: self._missing,
                 ReplayfleetError: self._trouble,
+                OSError: self._trouble,
                 **self._operating.handlers,
             },
         )
@@ -124,7 +125,7 @@ class Console:
             yield ""
             last, quiet_s = None, 0.0
             while True:
-                number = await run_in_threadpool(self._watch.number)
+                number = await run_in_threadpool(self._number)
                 quiet_s += LOOK_EVERY_S
                 if number != last or quiet_s >= KEEP_ALIVE_S:
                     yield f"data: {number}\n\n"
@@ -132,6 +133,13 @@ class Console:
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             self._num_live -= 1
+
+    def _number(self) -> int:
+        """The facts' number; another one while they can't be read, of which the page that asks is told."""
+        try:
+            return self._watch.number()
+        except (ReplayfleetError, OSError):
+            return -1
 
     async def _sample(self, request: Request) -> Response:
         client, class_id = request.path_params["client"], request.path_params["class_id"]

@@ -192,6 +192,14 @@ def test_a_data_dir_that_cant_be_read_is_said(tmp_path: Path) -> None:
     said = ask(console(tmp_path), "/")
     assert said.status == 503
     assert "no aggregator has run here" in said.text
+    folder = watched_fleet(tmp_path / "fleet")
+    (folder / "events.jsonl").unlink()
+    (folder / "events.jsonl").mkdir()
+    said = ask(console(folder), "/")
+    assert said.status == 503
+    assert "Is a directory" in said.text
+    made = Console(Watch(folder), Rules(frozenset(), Access(None, reading_needs_token=False)))
+    assert made._number() == -1, "who listens is told to ask, and that page why nothing is shown"
 
 
 def test_hosts() -> None:
