@@ -235,6 +235,14 @@ def test_a_form_counts_only_with_its_sessions_secret_and_from_our_own_page(fleet
     assert anna.send("/do", verb="resume", secret=secret).status == 403
 
 
+def test_behind_a_proxy_that_speaks_tls_forms_of_our_own_pages_count(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path)
+    form = urlencode({"token": anna.token}).encode()
+    proxied = "https://127.0.0.1:8080"
+    for site, status in (("same-origin", 303), ("same-site", 403), ("cross-site", 403)):
+        assert ask(anna.app, "/login", "POST", body=form, origin=proxied, sec_fetch_site=site).status == status
+
+
 def test_where_reading_needs_a_token_nobody_else_sees_a_word(fleet: TinyFleet) -> None:
     nobody = Browser(fleet.tmp_path, locked=True)
     for path in ("/", "/round", "/journal", "/clients/cam-3", "/ask?verb=pause"):

@@ -174,8 +174,9 @@ def who_asks(request: Request) -> Asking:
 
 
 def is_ours(request: Request) -> bool:
-    """Whether a form was sent by one of our pages: browsers say so, and no script can lie about it."""
-    origin = request.headers.get("origin")
-    if origin is None:
-        return request.headers.get("sec-fetch-site") == "same-origin"
-    return origin == f"{request.url.scheme}://{request.headers.get('host', '')}"
+    """Whether a form was sent by one of our pages: browsers say so, and no script can lie about it.
+
+    Behind a proxy that speaks TLS a page's own scheme isn't the one that is seen here; its browser knows.
+    """
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    return request.headers.get("origin") == own or request.headers.get("sec-fetch-site") == "same-origin"
