@@ -194,18 +194,25 @@ def _cuda(root: Path) -> str:
 
 
 def _num_cores(root: Path) -> int:
-    """Count the cores that are on; a Jetson's power mode switches some off."""
-    cores = 0
-    for part in _text(root / "sys/devices/system/cpu/online").strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            cores += int(last or first) - int(first) + 1
-    cores = cores or os.cpu_count() or 1
+    """Count the cores that are on and may be used; a Jetson's power mode switches some off, a cpuset forbids others."""
+    allowed = re.search(r"^Cpus_allowed_list:(.*)$", _text(root / "proc/self/status"), re.MULTILINE)
+    on, ours = _cores(_text(root / "sys/devices/system/cpu/online")), _cores(allowed[1] if allowed else "")
+    cores = len(on & ours or on or ours) or os.cpu_count() or 1
     for limit in _limits(root, "cpu.max"):
         quota, _, period = limit.partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
             cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores)
+
+
+def _cores(text: str) -> set[int]:
+    """Read ``0-3,6``."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores
 
 
 def _memory_bytes(root: Path) -> int:

@@ -111,6 +111,13 @@ def test_cores_that_are_off_or_not_the_containers_are_not_counted(tmp_path: Path
     assert probe(tmp_path).memory_bytes == 8 << 30
 
 
+def test_cores_that_a_cpuset_forbids_are_not_counted(tmp_path: Path) -> None:
+    """As of ``docker run --cpuset-cpus``, ``AllowedCPUs=`` and ``taskset``: training took threads for all there are."""
+    trees.board_tree(tmp_path, cores="0-3,6")
+    trees.write_tree(tmp_path, {"proc/self/status": "Cpus_allowed:\t4e\nCpus_allowed_list:\t1-2,6-7\nThreads:\t1\n"})
+    assert probe(tmp_path).num_cores == 3
+
+
 def test_what_a_service_may_use_is_all_it_has(tmp_path: Path) -> None:
     trees.board_tree(tmp_path, cores="0-7", memory_kib=8 << 20)
     unit = "sys/fs/cgroup/system.slice/edge-client.service"
