@@ -92,7 +92,7 @@ def decode(
     logits = parts[:, :, 5:]
     exponentials = np.exp(logits - logits.max(axis=2, keepdims=True))
     scores = _sigmoid(parts[:, :, 4]) / exponentials.sum(axis=2)  # the likeliest class has exponential 1
-    shape = (len(outputs), -1)
+    shape = (len(outputs), spec.num_anchors * rows * columns)
     return corners.reshape(*shape, 4), scores.reshape(shape), logits.argmax(axis=2).astype(np.int64).reshape(shape)
 
 

@@ -62,6 +62,10 @@ def test_a_picture_in_which_nothing_is_seen_has_no_boxes():
     assert found[0].corners.shape == (0, 4)
 
 
+def test_of_no_pictures_there_are_no_answers():
+    assert detections(SPEC, np.zeros((0, *SPEC.output_shape), np.float32), DetectionRules()) == []
+
+
 def test_corners_in_pixels_are_those_of_the_picture_that_was_shrunk():
     found = Detections(np.array([[0.0, 0.25, 0.5, 1.0]], np.float32), np.ones(1, np.float32), np.zeros(1, np.int64))
     assert found.in_pixels(640, 380).tolist() == [[0.0, 95.0, 320.0, 380.0]]
