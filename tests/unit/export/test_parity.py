@@ -38,6 +38,13 @@ def test_nan_and_another_shape_are_differences():
         check_parity("onnx", lambda x: double(x)[:, :1], double, (3,))
 
 
+def test_a_model_that_answers_with_infinity_agrees_with_nothing():
+    """Whatever the export answered was accepted, in another shape too."""
+    for candidate in (double, lambda x: double(x)[:, :1]):
+        with pytest.raises(ParityError, match="by inf"):
+            check_parity("onnx", candidate, lambda x: x + np.float32(np.inf), (3,))
+
+
 def test_the_eager_model_runs_in_eval_mode():
     module = nn.BatchNorm1d(3).train()
     eager_run(module)(np.ones((2, 3), np.float32))
