@@ -57,16 +57,19 @@ def _check_facts(path: Path, facts: Mapping[str, str], loaded: OnnxModel) -> Non
     for key, shape in found.items():
         if key in facts and facts[key] != json.dumps(shape):
             raise ArtefactRejected(Reason.WRONG_LAYOUT, f"{path} says {key} {facts[key][:80]}, its graph has {shape}")
-    if facts.get("kind") == "task" and len(_class_names(facts)) not in answers:
-        detail = f"{path} names {len(_class_names(facts))} classes, its graph answers {[*answers]} for a picture"
+    classes, anchors = _number_of("classes", facts), _number_of("anchors", facts)
+    first = {"task": classes, "detector": anchors * (5 + classes)}.get(facts.get("kind", ""))
+    if first is not None and first not in answers[:1]:
+        boxes = f" and {anchors} anchors" if facts["kind"] == "detector" else ""
+        detail = f"{path} names {classes} classes{boxes}, its graph answers {[*answers]} for a picture"
         raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
 
 
-def _class_names(facts: Mapping[str, str]) -> list[Any]:
+def _number_of(key: str, facts: Mapping[str, str]) -> int:
     try:
-        return msgspec.json.decode(facts.get("classes", "[]"), type=list[Any])
+        return len(msgspec.json.decode(facts.get(key, "[]"), type=list[Any]))
     except msgspec.DecodeError:
-        return []
+        return 0
 
 
 def check_torchscript(path: Path, sha256: str, threads: int) -> Iterator[str]:

@@ -19,9 +19,11 @@ from safetensors.numpy import save_file
 
 from replayfleet.export import checking
 from replayfleet.export.cli import main
+from replayfleet.export.parameters import Model
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.runs import export_model
 
 SHAPE = ["--image-size", "28", "--image-channels", "1"]
 CARS = ["--picture-size", "64x32", "--classes", "car"]
@@ -274,6 +276,19 @@ def test_facts_that_contradict_the_graph_are_refused(tmp_path: Path, key: str, v
             entry.value = value
     onnx.save(model, tmp_path / "task.onnx")
     assert re.search(said, fails(["check", str(tmp_path / "task.onnx")]))
+
+
+@pytest.mark.parametrize(("key", "value"), [("classes", '["car", "bus"]'), ("anchors", "[[0.1, 0.1], [0.2, 0.2]]")])
+def test_a_detector_that_names_more_than_its_graph_answers_is_refused(tmp_path: Path, key: str, value: str):
+    """Whoever read its outputs by what it says read others."""
+    spec = DetectionSpec(3, 32, 64, ("car",), ((0.1, 0.1),), width=1)
+    (file,) = export_model(Model("detector", spec, _state_dict(spec)), tmp_path / "detector.onnx", threads=1)
+    assert CliRunner().invoke(main, ["check", str(file)]).exit_code == 0
+    model = onnx.load(file)
+    next(entry for entry in model.metadata_props if entry.key == f"replayfleet.{key}").value = value
+    onnx.save(model, file)
+    said = r"names \d classes and \d anchors, its graph answers \[6, 1, 2\] for a picture"
+    assert re.search(said, fails(["check", str(file)]))
 
 
 @pytest.mark.parametrize("size", ["64", "infx32", "64.9x32"])
