@@ -79,7 +79,13 @@ class Model:
             "spec_sha256": hashlib.sha256(spec.encode()).hexdigest(),
             "version": importlib.metadata.version("replayfleet"),
         }
-        return format_safetensors(dict(self.parameters), {PREFIX + key: value for key, value in about.items()})
+        # The library would write these texts in another order each time, and equal models are equal files.
+        plain = format_safetensors(dict(self.parameters))
+        end = 8 + int.from_bytes(plain[:8], "little")
+        told = {PREFIX + key: about[key] for key in sorted(about)}
+        header = json.dumps({"__metadata__": told, **json.loads(plain[8:end])}, ensure_ascii=False).encode()
+        header += b" " * (-len(header) % 8)  # tensors begin where a machine likes to read
+        return len(header).to_bytes(8, "little") + header + plain[end:]
 
 
 @dataclass(frozen=True, slots=True)

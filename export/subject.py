@@ -112,7 +112,7 @@ def build_subject(architecture: Architecture, parameters: Mapping[str, Array]) -
 
 
 def parameters_digest(parameters: Mapping[str, Array]) -> str:
-    """Return the sha256 of the parameters as a safetensors file, which ``--split`` writes."""
+    """Return the sha256 of the parameters as a safetensors file that says nothing of them."""
     return hashlib.sha256(format_safetensors(dict(parameters))).hexdigest()
 
 
