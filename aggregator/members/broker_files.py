@@ -108,10 +108,11 @@ def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
 
 
 def revoked_in(path: Path, authority: x509.Certificate) -> set[int] | None:
-    """Return the serial numbers in an authority's list of revocations; None if there is none that can be read."""
+    """Return the serial numbers in an authority's list of revocations; None if there is none of this certificate's."""
     try:
         found = x509.load_pem_x509_crl(path.read_bytes())
         is_ours = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]  # it is one that signs
+        is_ours = is_ours and found.last_update_utc == authority.not_valid_before_utc
     except (OSError, ValueError):
         return None
     return {entry.serial_number for entry in found} if is_ours else None

@@ -502,11 +502,13 @@ def test_a_fleet_that_a_clock_ahead_of_time_founded_goes_on_once_it_is_right(tmp
     (tmp_path / "members" / "ca.crt").unlink()
     for client in ("aggregator", "cam-1"):
         with opened(tmp_path, now=NOW) as registry:
-            folder = registry.renew(client, Terms(), overlap_days=0).folder
+            folder = registry.renew(client, Terms(), overlap_days=14).folder
         assert folder is not None
         made = [x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("member.crt", "ca.crt")]
         made[0].verify_directly_issued_by(made[1])
         assert all(each.not_valid_before_utc <= NOW for each in made)
+    crl = x509.load_pem_x509_crl((tmp_path / "broker" / "revoked.crl").read_bytes())
+    assert crl.last_update_utc <= NOW, "a list from the future lets nobody in"
 
 
 WITHOUT, WITH = {"aggregator", "cam-0"}, {"aggregator", "cam-0", "cam-1"}
