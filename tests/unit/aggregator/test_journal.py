@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from replayfleet.aggregator.operator import journal
 from replayfleet.aggregator.operator.journal import JOURNAL, Journal, read_journal
 from replayfleet.federation.errors import SettingsError
 
@@ -62,6 +64,20 @@ def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
         assert rounds[0] in journal.numbers("round opened", "round"), "also in the file that was put aside"
         journal.add("after a restart")
     assert kinds(tmp_path)[-1] == "after a restart"
+
+
+def test_what_a_start_asks_of_a_full_journal_decodes_no_other_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It decoded 128 MB, which held the loop up for seconds."""
+    decoded: list[str] = []
+    monkeypatch.setattr(journal.json, "loads", lambda line: decoded.append(line) or json.JSONDecoder().decode(line))
+    with Journal(tmp_path) as written:
+        for index in range(3):
+            written.add("upload accepted", round=index)
+            written.add("round committed", round=index)
+        assert written.numbers("round committed", "round") == {0, 1, 2}
+    assert len(decoded) == 3
 
 
 def test_a_file_that_somebody_took_away_costs_what_would_have_filled_it_and_no_more(tmp_path: Path):
