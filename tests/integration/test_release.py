@@ -303,6 +303,24 @@ def test_while_the_root_cannot_be_read_nobody_else_is_trusted(
     assert device.hears(aggregator.announcement())
 
 
+def test_a_device_that_was_killed_between_two_links_to_its_root_trusts_nobody_else(
+    aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    for _ in range(10):  # of two digits, too
+        rotate_key(aggregator.keys)
+        aggregator.begin()
+        assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(1))
+    (device.folder / "root.json").unlink()
+    device.trust.check(aggregator.release(2))
+    (device.folder / "root.json").unlink()
+    device.restart()
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(3))
+
+
 def test_after_a_thief_ran_ahead_a_rotated_key_brings_the_fleet_back(aggregator: Aggregator, device: Device) -> None:
     thief = Aggregator(aggregator.keys)
     thief.now_us += 100 * 365 * DAY_US
