@@ -16,6 +16,9 @@ from replayfleet.devices.profiles import FP32
 from replayfleet.federation.service.waits import Why
 from replayfleet.federation.wire.protocol.messages import spoken
 
+_TONES = {"revoked": "bad", "excluded": "warn", "online": "good"}
+"""How the state of a client is coloured; of other states it depends on whether the round waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -132,17 +135,20 @@ def _members(status: Status, story: Story) -> tuple[Member, ...]:
     for known in status.clients:
         told = story.clients.get(known.client) or ClientStory()
         has_uploaded = known.client in status.uploads
-        awaited = status.phase == "open" and not has_uploaded
+        left_out = known.stands.removeprefix("is ")  # excluded, revoked or isn't enrolled
+        awaited = status.phase == "open" and not has_uploaded and not left_out
         found.append(
             Member(
                 client=known.client,
-                state="not known" if told.online else "offline",  # nobody has looked since the aggregator ended
-                tone="quiet",
+                # Nobody has looked since the aggregator ended.
+                state=left_out or ("not known" if told.online else "offline"),
+                tone=_TONES.get(left_out, "quiet"),
                 why=_why(known.version, known.confirmed_version, awaited=awaited),
                 version=spoken(known.version),
                 is_confirmed=known.confirmed_version == known.version > 0,
                 has_uploaded=has_uploaded,
                 is_awaited=awaited,
+                is_excluded=left_out == "excluded",
                 seen_at=told.seen_at,
                 **from_story(told),
             )
@@ -185,20 +191,18 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
 
 def _alive(member: MemberView, told: ClientStory) -> Member:
     if member.revoked:
-        state, tone = "revoked", "bad"
+        state = "revoked"
     elif member.exclusion is not None:
-        state, tone = "excluded", "warn"
-    elif member.live:
-        state, tone = "online", "good"
+        state = "excluded"
     else:
-        state, tone = ("offline", "warn" if member.is_awaited else "quiet")
+        state = "online" if member.live else "offline"
     why = member.wait.text if member.wait is not None else member.phase if member.live else ""
     known = from_story(told)
     device = _device(member.device, member.provider, member.precision)
     return Member(
         client=member.client,
         state=state,
-        tone=tone,
+        tone=_TONES.get(state, "warn" if member.is_awaited else "quiet"),
         why=why,
         version=spoken(member.version),
         is_confirmed=member.confirmed_version == member.version > 0,

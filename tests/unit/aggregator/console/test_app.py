@@ -15,6 +15,8 @@ from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.facts import fleet_on_disk
 from replayfleet.aggregator.console.views import client_page
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.members import table as members
+from replayfleet.aggregator.records.roll import Exclusion
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
@@ -56,6 +58,21 @@ def test_the_page_says_who_is_waited_for_and_who_refuses(folder: Path) -> None:
     assert "The deadline is" not in text, "it is counted anew when the aggregator runs again"
     assert "probe-mismatch" in ask(app, "/clients/cam-002").text
     assert "probe-mismatch" not in ask(app, "/clients/cam-001").text
+
+
+def test_where_no_aggregator_runs_nobody_is_waited_for_who_takes_no_part(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    enrolled = members.Members(folder)
+    for serial, client in enumerate(("cam-000", "cam-001", "cam-002", "cam-003")):
+        enrolled.enrol(client, members.Issued(serial, BEGAN, BEGAN + 9, BEGAN + 9), BEGAN)
+    enrolled.revoke("cam-002", BEGAN)
+    enrolled.close()
+    store = AggregatorStore(folder)
+    store.exclude("cam-003", Exclusion(BEGAN, "anna", "its lens is dirty"))
+    store.close()
+    fleet = Watch(folder).read(lambda fleet, *_: fleet)
+    assert [(one.state, one.tone) for one in fleet.members[2:]] == [("revoked", "bad"), ("excluded", "warn")]
+    assert "waits for" not in ask(console(folder), "/").text
 
 
 def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_last_time(
