@@ -97,9 +97,14 @@ class Fleet:
         return tuple(member for member in self.members if member.is_awaited)
 
     @property
+    def belonging(self) -> tuple[Member, ...]:
+        """Those that weren't revoked."""
+        return tuple(member for member in self.members if member.state != "revoked")
+
+    @property
     def accuracy(self) -> float | None:
-        """Mean of the newest ones."""
-        known = [member.accuracy for member in self.members if member.accuracy is not None]
+        """Mean of the newest ones of those that belong to it."""
+        known = [member.accuracy for member in self.belonging if member.accuracy is not None]
         return fmean(known) if known else None
 
     def member(self, client: str) -> Member | None:

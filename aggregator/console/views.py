@@ -125,9 +125,9 @@ def linked(context: Mapping[str, Any], text: str) -> Markup:
 
 def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
     """Return what the page of all clients shows."""
-    online = sum(member.state == "online" for member in fleet.members)
+    online, num = sum(member.state == "online" for member in fleet.members), len(fleet.belonging)
     up, down = sum(m.bytes_up for m in fleet.members), sum(m.bytes_down for m in fleet.members)
-    troubled = sum(member.num_troubles > 0 for member in fleet.members)
+    troubled = sum(member.num_troubles > 0 for member in fleet.belonging)
     wanted, show = asked.get("q", "").lower(), _SHOWN.get(asked.get("show", ""))
     rows = [m for m in fleet.members if wanted in m.client.lower() and (show is None or show(m))]
     chart, each = _fleet_chart(story, fleet)
@@ -135,11 +135,11 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "title": "Fleet",
         "headline": headline(fleet),
         "tiles": (
-            ("Clients online", f"{online} of {len(fleet.members)}" if fleet.is_live else "not known", ""),
+            ("Clients online", f"{online} of {num}" if fleet.is_live else "not known", ""),
             ("Mean accuracy", words.percent(fleet.accuracy), ""),
             ("Rounds done", str(fleet.round), ""),
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),
-            ("With trouble", f"{troubled} of {len(fleet.members)}", "since the journal begins"),
+            ("With trouble", f"{troubled} of {num}", "since the journal begins"),
         ),
         "chart": chart,
         "each": each,

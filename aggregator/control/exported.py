@@ -75,8 +75,9 @@ class FleetCollector(Collector):
         yield from _round(view)
         belonged = (member for member in view.members if member.is_member)  # a made-up id becomes no label
         members = tuple(sorted(belonged, key=lambda member: member.revoked))  # whoever replaced it has labels first
-        yield _gauge("members", "Clients that belong to the fleet.", sum(not member.revoked for member in members))
-        yield _gauge("members_online", "Of them those that are there.", sum(member.live for member in members))
+        live = [member.live for member in members if not member.revoked]
+        yield _gauge("members", "Clients that belong to the fleet.", len(live))
+        yield _gauge("members_online", "Of them those that are there.", sum(live))
         yield from self._members(members[:MAX_MEMBERS])
         ends = GaugeMetricFamily(f"{PREFIX}_certificate_end_timestamp_seconds", "When it ends.", labels=["member"])
         for member, at in sorted(expiries(self._folder).items())[:MAX_MEMBERS]:

@@ -104,7 +104,7 @@ def test_every_member_is_there_with_why_it_is_waited_for(tmp_path: Path) -> None
 
 def test_who_was_revoked_is_no_member_any_more_and_keeps_no_label_from_one(tmp_path: Path) -> None:
     gone = MemberView("", True, True, True, True, None, False, None, "", "", "", -1, -1, 0, 0, False, False, None)
-    former = [dataclasses.replace(gone, client=f"cam-{number:04}") for number in range(MAX_MEMBERS)]
+    former = [dataclasses.replace(gone, client=f"cam-{number:04}", live=not number) for number in range(MAX_MEMBERS)]
     there = dataclasses.replace(gone, client="cam-9999", revoked=False, live=True)
     view = FleetView("fleet", "tiny", True, 3, "open", "running", (), 1, 1, 60.0, (*former, there))
     metrics = Metrics()

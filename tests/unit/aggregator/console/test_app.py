@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlencode
 
@@ -65,14 +66,17 @@ def test_where_no_aggregator_runs_nobody_is_waited_for_who_takes_no_part(tmp_pat
     enrolled = members.Members(folder)
     for serial, client in enumerate(("cam-000", "cam-001", "cam-002", "cam-003")):
         enrolled.enrol(client, members.Issued(serial, BEGAN, BEGAN + 9, BEGAN + 9), BEGAN)
-    enrolled.revoke("cam-002", BEGAN)
+    enrolled.revoke("cam-003", BEGAN)
     enrolled.close()
     store = AggregatorStore(folder)
-    store.exclude("cam-003", Exclusion(BEGAN, "anna", "its lens is dirty"))
+    store.exclude("cam-002", Exclusion(BEGAN, "anna", "its lens is dirty"))
     store.close()
     fleet = Watch(folder).read(lambda fleet, *_: fleet)
-    assert [(one.state, one.tone) for one in fleet.members[2:]] == [("revoked", "bad"), ("excluded", "warn")]
-    assert "waits for" not in ask(console(folder), "/").text
+    assert [(one.state, one.tone) for one in fleet.members[2:]] == [("excluded", "warn"), ("revoked", "bad")]
+    text = ask(console(folder), "/").text
+    assert "waits for" not in text
+    assert re.search(r"With trouble.{1,30}1 of 3", text, re.DOTALL), "whoever was replaced is no client any more"
+    assert fleet.accuracy == fmean(one.accuracy for one in fleet.members[:2])
 
 
 def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_last_time(
