@@ -27,7 +27,10 @@ EXPECTED = (
     "{train,test}-{features,labels}.npy, and classes.txt with a class's name a line"
 )
 
-_DAMAGED = (EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+_DAMAGED = (
+    EOFError, RuntimeError, MemoryError, OverflowError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 """What NumPy raises for a file that isn't whole, whose head isn't, or promises more than there is memory for."""
 
 

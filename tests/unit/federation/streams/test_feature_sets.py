@@ -131,13 +131,15 @@ def test_one_array_under_the_name_of_both_is_refused(root: Path) -> None:
         load_dataset("features", data_root=root)
 
 
-@pytest.mark.parametrize("shape", [b"(9999999999999,), }", b"(2,),              "])
+@pytest.mark.parametrize(
+    "shape", [b"(9999999999999,), }", b"(2,),              ", b"(%s,), }" % (b"9" * 20), b"(2,), }\n  x\n y\n"]
+)
 def test_an_array_whose_head_is_damaged_is_refused(root: Path, shape: bytes) -> None:
     folder = root / "features"
     for name in ("features", "labels"):
         np.save(folder / f"train-{name}.npy", np.zeros(2))
     whole = (folder / "train-features.npy").read_bytes()
-    (folder / "train-features.npy").write_bytes(whole.replace(b"(2,), }            ", shape))
+    (folder / "train-features.npy").write_bytes(whole.replace(b"(2,), }".ljust(len(shape)), shape))
     (folder / "train.npz").unlink()
     with pytest.raises(SettingsError, match="can't be read"):
         load_dataset("features", data_root=root)
