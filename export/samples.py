@@ -11,7 +11,6 @@ Axes: N samples, C channels, H height, W width, M boxes.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from replayfleet.export.files import read_file
 from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import NO_ARRAYS, SettingsError, nearest
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 _ARRAYS = ("images", "labels")
@@ -139,7 +138,7 @@ def _read(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in _ARRAYS if name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError) as error:
+    except NO_ARRAYS as error:
         raise SettingsError(f"{path}: can't be read as .npz ({error})") from error
 
 
@@ -162,4 +161,5 @@ def _images(path: Path, arrays: dict[str, Array], spec: AnyTaskSpec) -> Array:
 
 def _check_classes(path: Path, ids: Array, spec: AnyTaskSpec) -> None:
     if ids.size and not (ids.min() >= 0 and ids.max() < spec.num_classes and (ids == np.round(ids)).all()):
-        raise SettingsError(f"{path}: labels reach {ids.max():g}, expected class ids below {spec.num_classes}")
+        found = f"labels are {ids.min():g} to {ids.max():g}"
+        raise SettingsError(f"{path}: {found}, expected class ids from 0 to {spec.num_classes - 1}")

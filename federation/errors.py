@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import difflib
 import enum
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable
 
 import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoders of JSON and msgpack raise for bytes that are none: also letters that don't decode, and deep nesting."""
+NO_ARRAYS = (
+    OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, MemoryError, OverflowError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What NumPy raises for a file that isn't whole, whose head isn't, or that promises more than there is memory for."""
 
 
 def told(error: BaseException) -> str:

@@ -9,15 +9,12 @@ Axes: N vectors of D entries, S side of the image.
 
 from __future__ import annotations
 
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import NO_ARRAYS, SettingsError
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
 
 FOLDER = "features"
@@ -26,12 +23,6 @@ EXPECTED = (
     f"{FOLDER}/ with train.npz and test.npz (features (N, D) and labels (N,) each), or "
     "{train,test}-{features,labels}.npy, and classes.txt with a class's name a line"
 )
-
-_DAMAGED = (
-    EOFError, RuntimeError, MemoryError, OverflowError, SyntaxError,
-    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
-)  # fmt: skip
-"""What NumPy raises for a file that isn't whole, whose head isn't, or promises more than there is memory for."""
 
 
 def read_features(root: Path, size: int) -> Parts | None:
@@ -51,7 +42,7 @@ def read_features(root: Path, size: int) -> Parts | None:
         lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
         names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
-    except (*_DAMAGED, OSError, ValueError, TypeError, KeyError) as error:
+    except NO_ARRAYS as error:
         raise SettingsError(f"features in {folder} can't be read ({error}); expected {EXPECTED}") from error
     for part, vectors, labels in (("train", train, train_labels), ("test", test, test_labels)):
         good = vectors.ndim == 2 and vectors.size > 0 and labels.shape == vectors.shape[:1]

@@ -52,7 +52,8 @@ def test_held_data_has_labels_of_the_task(tmp_path: Path):
         ({"images": IMAGES}, "has no 'labels'"),
         ({"images": IMAGES, "labels": np.zeros(3, np.int64)}, "labels are (3,) int64, expected (4,) integers"),
         ({"images": IMAGES, "labels": np.zeros(4)}, "float64, expected (4,) integers"),
-        ({"images": IMAGES, "labels": np.array([0, 1, 2, 0])}, "labels reach 2, expected class ids below 2"),
+        ({"images": IMAGES, "labels": np.array([0, 1, 2, 0])}, "labels are 0 to 2, expected class ids from 0 to 1"),
+        ({"images": IMAGES, "labels": np.array([0, 1, -1, 0])}, "labels are -1 to 1, expected class ids from 0 to 1"),
         ({"images": IMAGES, "labels": np.array([{}] * 4)}, "can't be read as .npz"),
     ],
 )
@@ -88,6 +89,12 @@ def test_a_file_that_is_absent_or_something_else_is_named(tmp_path: Path):
     packed.write_bytes(packed.read_bytes()[:2000] + bytes(200) + packed.read_bytes()[2200:])
     with pytest.raises(SettingsError, match=r"bad\.npz: can't be read as \.npz"):
         read_images(packed, TASK)
+    for head in (b"(%s,)" % (b"9" * 20), b"(2,", b"{[]: 1}"):
+        np.savez(packed, images=np.zeros((200, 1, 28, 28)))
+        shape = b"(200, 1, 28, 28), }"
+        packed.write_bytes(packed.read_bytes().replace(shape, (head + b", }").ljust(len(shape))))
+        with pytest.raises(SettingsError, match=r"bad\.npz: can't be read as \.npz"):
+            read_images(packed, TASK)
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(SettingsError, match=r"text\.npz: not an \.npz file"):
         read_images(tmp_path / "text.npz", TASK)
