@@ -180,8 +180,9 @@ class Checkpoints:
             )
         if differs.startswith("samples "):
             raise SettingsError(
-                f"{self._folder} holds a run on other samples: what data set {run['dataset']} holds has changed since; "
-                "take the files of then, or begin anew with --overwrite or another --out"
+                f"{self._folder} holds a run on other samples: what data set {run['dataset']} holds has changed since, "
+                "or an earlier version began it; take the files, or the version, of then, or begin anew with "
+                "--overwrite or another --out"
             )
         if differs:
             how = "the same options"

@@ -126,7 +126,10 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
         if theirs != ours:
             raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {ours!r}")
     if other.run.get("samples", run.get("samples")) != run.get("samples"):
-        raise SettingsError(f"--compare {path}: its data set {run['dataset']} held other samples; run it again")
+        raise SettingsError(
+            f"--compare {path}: its data set {run['dataset']} held other samples, or an earlier version ran it; run "
+            "it again"
+        )
     theirs, ours = (
         {key: code for key, code in packages.items() if key.startswith(f"{DATASETS_GROUP} ")}
         for packages in (other.run.get("packages", {}), run.get("packages", {}))
