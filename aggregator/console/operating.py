@@ -80,7 +80,7 @@ class Operating:
     async def _login(self, request: Request) -> Response:
         now = who_asks(request).now
         facts = {"title": "Log in", "wrong": "", "possible": self._access.has_tokens}
-        if request.method == "GET":
+        if request.method != "POST":
             return self._page("login.html", {**facts, "to": request.query_params.get("to", "")})
         form = await _form(request)
         address = request.client.host if request.client else ""

@@ -251,6 +251,8 @@ def test_where_reading_needs_a_token_nobody_else_sees_a_word(fleet: TinyFleet) -
     for path in ("/live", "/api/fleet"):
         assert nobody.get(path).status == 401
     assert ask(nobody.app, "/login", authorization="Bearer x").status == 401
+    led = ask(nobody.app, "/", "HEAD")
+    assert (led.status, ask(nobody.app, led.headers["location"], "HEAD").status) == (303, 200), "as watchers ask"
     assert nobody.log_in(nobody.token).status == 303
     assert "tiny-fleet" in nobody.get("/").text
 
