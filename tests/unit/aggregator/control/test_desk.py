@@ -177,9 +177,9 @@ def test_deeds_that_others_wrote_are_told_once_each_and_the_journal_is_read_once
 ) -> None:
     read: list[Path] = []
 
-    def counted(folder: Path) -> Iterator[dict[str, object]]:
+    def counted(folder: Path, word: str) -> Iterator[dict[str, object]]:
         read.append(folder)
-        return read_journal(folder)
+        return read_journal(folder, word)
 
     monkeypatch.setattr(journal, "read_journal", counted)
     fleet.run(until=lambda: fleet.rounds.index == 1)
