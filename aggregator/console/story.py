@@ -42,7 +42,7 @@ class ClientStory:
         last_trouble: the newest of them.
         replay: (round, counts) of its newest upload's facts.
         online: whether the journal saw it come, and not go since.
-        seen_at: Unix time of the newest event about it.
+        seen_at: Unix time of the newest event about it that no operator made; None without one.
     """
 
     reports: deque[tuple[int, Mapping[str, float]]] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
@@ -189,7 +189,8 @@ class Story:
         client, index = event.get("client"), event.get("round")
         if isinstance(client, str) and client and (client in self.clients or len(self.clients) < MAX_CLIENTS):
             story = self.clients[client]
-            story.seen_at = event.get("time")
+            if event["event"] != "operator":  # it isn't the client that was heard
+                story.seen_at = event.get("time")
             self._tell_of_client(story, event)
         if isinstance(index, int) and index >= 0:  # a journal of before may say -1
             self._tell_of_round(self._round(index), event)

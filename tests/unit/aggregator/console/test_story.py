@@ -78,6 +78,18 @@ def test_rubbish_in_the_right_places_is_harmless(tmp_path: Path) -> None:
     assert story.weights == {}
 
 
+def test_what_an_operator_does_with_a_client_is_no_word_of_that_client(tmp_path: Path) -> None:
+    note(
+        tmp_path,
+        {"event": "client gone", "client": "a", "time": 1.0},
+        {"event": "operator", "client": "a", "time": 2.0, "verb": "exclude"},
+        {"event": "operator", "client": "b", "time": 2.0, "verb": "enroll"},
+    )
+    story = Story(tmp_path)
+    story.follow()
+    assert [story.clients[name].seen_at for name in "ab"] == [1.0, None]
+
+
 def test_a_report_of_no_round_is_in_no_chart(tmp_path: Path) -> None:
     """One is taken no more; a journal of before may have it."""
     note(tmp_path, {"event": "client report", "client": "a", "round": -1, "metrics": {"accuracy": 0.5}})
