@@ -297,7 +297,8 @@ def compare_sizes(sizes_mb: list[int], repeats: int, folder: Path) -> dict[str, 
         single_url, single_pid = stack.enter_context(any_size)
         stack.enter_context(process(ours_receiver, ours_url, folder / "ours"))
         stack.enter_context(process(single_receiver, single_url, folder))
-        tcp_port, http_port = broker_module._free_port(), broker_module._free_port()
+        with broker_module._reserved(None) as one, broker_module._reserved(None) as other:
+            tcp_port, http_port = (int(held.getsockname()[1]) for held in (one, other))
         stack.enter_context(process(tcp_receiver, tcp_port, folder))
         stack.enter_context(process(http_receiver, http_port, folder))
         member, single = Member(ours_url, folder / "sender", "cam"), Single(single_url, "cam")

@@ -132,13 +132,13 @@ def _mosquitto(binary: Path, port: int | None) -> Iterator[BrokerHandle]:
 def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subprocess.Popen[bytes], int]:
     problem = ""
     for _ in range(_PORT_ATTEMPTS if port is None else 1):
-        chosen = _free_port() if port is None else _check_free(port)
         config, errors = folder / "mosquitto.conf", folder / "errors.log"
-        text = _CONFIG.format(port=chosen)
-        if os.geteuid() == 0:
-            text += "user root\n"  # otherwise it looks for a user of its own, which need not exist
-        config.write_text(text, encoding="utf-8")
-        with errors.open("wb") as stderr:
+        with _reserved(port) as held, errors.open("wb") as stderr:
+            chosen = int(held.getsockname()[1])
+            text = _CONFIG.format(port=chosen)
+            if os.geteuid() == 0:
+                text += "user root\n"  # otherwise it looks for a user of its own, which need not exist
+            config.write_text(text, encoding="utf-8")
             process = subprocess.Popen(  # noqa: S603
                 [binary, "-c", config],
                 stdin=subprocess.DEVNULL,
@@ -147,8 +147,8 @@ def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subp
                 start_new_session=True,  # Ctrl-C in a terminal is for its parent, which still has goodbyes to send
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
-        if _listens(chosen, process):
-            return process, chosen
+            if _listens(chosen, process):
+                return process, chosen
         _end(process)
         problem = errors.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
     raise SettingsError(f"{binary} does not start ({problem or 'no word from it'})")
@@ -173,20 +173,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _check_free(port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            raise SettingsError(f"broker port {port} can't be used ({error}); name another one") from error
-    return port
+def _reserved(port: int | None) -> socket.socket:
+    """Bind a port, or any free one: until mosquitto listens there nobody else is given it, and taken for ours."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as mosquitto does: it may have it too
+    try:
+        held.bind(("127.0.0.1", port or 0))
+    except (OSError, OverflowError) as error:
+        held.close()
+        raise SettingsError(f"broker port {port} can't be used ({error}); name another one") from error
+    return held
 
 
 @contextlib.contextmanager
@@ -199,7 +195,9 @@ def _embedded(port: int | None) -> Iterator[BrokerHandle]:
             f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as user {os.getuid()}; "
             "`aggregator serve --broker URL` takes one that runs"
         ) from None
-    broker = EmbeddedBroker(_check_free(port) if port is not None else 0)
+    if port is not None:
+        _reserved(port).close()
+    broker = EmbeddedBroker(port or 0)
     used = broker.start()
     text = (
         f"embedded amqtt on 127.0.0.1:{used}: MQTT 3.1.1 only, a quarter of mosquitto's speed, nothing kept over "

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +151,24 @@ def test_a_binary_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
         open_broker(None, log=log),
     ):
         pass
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
+def test_nobody_is_given_the_port_of_a_broker_that_is_yet_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that chose the same one, one took the other's broker for its own."""
+    start, tried = subprocess.Popen, []
+
+    def late(command: Any, *more: Any, **how: Any) -> Any:
+        if "-c" in command:
+            port = int(Path(command[-1]).read_text().split()[1])
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            tried.append(port)
+        return start(command, *more, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", late)
+    with open_broker(None, log=log) as handle:
+        assert handle.url.endswith(f":{tried[0]}")
 
 
 def test_without_any_broker_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
