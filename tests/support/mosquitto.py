@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from replayfleet.federation.wire.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker import _reserved, find_mosquitto
 
 
 @contextlib.contextmanager
@@ -22,24 +22,22 @@ def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
         folder: for its files.
         lines: of its configuration, without ``listener``.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    config = folder / "mosquitto.conf"
-    user = ["user root"] if os.geteuid() == 0 else []
-    config.write_text("\n".join([f"listener {port} 127.0.0.1", *lines, *user, "log_type error", ""]))
-    with (folder / "mosquitto.log").open("wb") as noise:
+    config, user = folder / "mosquitto.conf", ["user root"] if os.geteuid() == 0 else []
+    with _reserved(None) as held, (folder / "mosquitto.log").open("wb") as noise:
+        port = int(held.getsockname()[1])
+        config.write_text("\n".join([f"listener {port} 127.0.0.1", *lines, *user, "log_type error", ""]))
         process = subprocess.Popen([str(find_mosquitto()), "-c", config], stdout=noise, stderr=noise)
-    try:
-        deadline = time.monotonic() + 60
-        while not _answers(port):
-            assert process.poll() is None, (folder / "mosquitto.log").read_text()
-            assert time.monotonic() < deadline, "mosquitto does not start"
-            time.sleep(0.005)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
+        try:
+            deadline = time.monotonic() + 60
+            while not _answers(port):
+                assert process.poll() is None, (folder / "mosquitto.log").read_text()
+                assert time.monotonic() < deadline, "mosquitto does not start"
+                time.sleep(0.005)
+            held.close()
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def password_file(folder: Path, **users: str) -> Path:
