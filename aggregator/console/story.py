@@ -88,7 +88,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / JOURNAL
-        self._read_as = (0, b"")
+        self._read_as = self._aside = (0, b"")
         self._offset = 0
         self._begun = b""
         self.clients: defaultdict[str, ClientStory] = defaultdict(ClientStory)
@@ -105,9 +105,17 @@ class Story:
         before = self.num_read
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             if not self._goes_on(file):
-                self._read(rotated(self._path))  # the rest of what was put aside meanwhile, or if that was twice all
+                self._read_aside()
         self._read(self._path)
         return self.num_read != before
+
+    def _read_aside(self) -> None:
+        """Take the rest of what was put aside meanwhile, or if that was twice all of it."""
+        with contextlib.suppress(FileNotFoundError), rotated(self._path).open("rb") as file:
+            known = _known_by(file)
+            if known != self._aside:  # else somebody took away what came after it
+                self._read(rotated(self._path))
+                self._aside = known
 
     def search(
         self, text: str = "", *, client: str = "", kind: str = "", only: Callable[[Event], bool] | None = None,

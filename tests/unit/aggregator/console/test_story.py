@@ -49,6 +49,10 @@ def test_a_journal_that_was_put_aside_twice_since_it_was_read_is_followed(tmp_pa
     assert story.follow()
     assert not story.follow()
     assert story.num_read == 7
+    path.rename(tmp_path / "taken away")
+    path.write_text('{"time": 5.0, "event": "e"}\n')
+    assert story.follow()
+    assert story.num_read == 8, "what was put aside is known"
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
