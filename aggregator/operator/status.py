@@ -107,7 +107,7 @@ def read_status(folder: Path) -> Status:
             left_out = quarantined.get(client_id, (-1, ""))
             serving, notice = (manifest.serving, manifest.notice) if manifest else (None, "")
             precision = serving.precision if serving else FP32
-            why = "is excluded" if store.roll.excludes(client_id) else store.shut_out(client_id)
+            why = store.shut_out(client_id) or "is excluded" * store.roll.excludes(client_id)
             stands = why.partition(";")[0]
             clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out, precision, notice, stands))
     except (sqlite3.Error, *UNREADABLE) as error:

@@ -69,7 +69,8 @@ def test_where_no_aggregator_runs_nobody_is_waited_for_who_takes_no_part(tmp_pat
     enrolled.revoke("cam-003", BEGAN)
     enrolled.close()
     store = AggregatorStore(folder)
-    store.exclude("cam-002", Exclusion(BEGAN, "anna", "its lens is dirty"))
+    for client in ("cam-002", "cam-003"):  # one of them was excluded before it was revoked
+        store.exclude(client, Exclusion(BEGAN, "anna", "its lens is dirty"))
     store.close()
     fleet = Watch(folder).read(lambda fleet, *_: fleet)
     assert [(one.state, one.tone) for one in fleet.members[2:]] == [("excluded", "warn"), ("revoked", "bad")]
