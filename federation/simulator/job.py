@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.devices.probing import probe
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.claimed import claimed
@@ -273,7 +273,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         attack.check(method, wanted.num_clients)
     on_gpu = device_type(spec.torch_device) != "cpu"
     in_step = on_gpu if spec.in_step is None else spec.in_step
-    workers = spec.workers or (1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads))
+    workers = spec.workers or (1 if on_gpu else max(1, probe().num_cores // spec.threads))
     stream, data = open_stream(wanted, data)
     return Simulation(
         method=method,

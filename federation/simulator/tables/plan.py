@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from replayfleet.devices.probing import probe
 from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import torch_device
@@ -119,7 +119,7 @@ class PlannedRun:
 
 def workers_each(num_jobs: int, device_name: str) -> int | None:
     """Return how many clients each of ``num_jobs`` runs trains at a time; None on a GPU, where each run decides."""
-    return max(1, (os.cpu_count() or 1) // max(1, num_jobs)) if device_name == "cpu" else None
+    return max(1, probe().num_cores // max(1, num_jobs)) if device_name == "cpu" else None
 
 
 class Planner:

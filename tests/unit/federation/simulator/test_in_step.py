@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.image_sets import small_dataset
 
+from replayfleet.devices import probing
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
@@ -93,6 +94,14 @@ def test_a_method_that_cant_train_in_step_trains_one_by_one_and_refuses_to_be_as
     with pytest.raises(SettingsError, match="mfcl with resnet20 can't train in step on fashion-mnist; without"):
         identity(in_step=True)
     assert identity(torch_device="cuda:1") == identity(torch_device="cuda")  # needs no GPU: nothing is run
+
+
+def test_as_many_clients_train_at_a_time_as_there_are_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_num_cores", lambda root: 7)
+    known = {"method": "fedavg", "scenario": "circulating", "dataset": "fashion-mnist", "preset": "tiny"}
+    spec = RunSpec(**known, out=Path("out"), threads=2)
+    data = small_dataset(train_per_class=60, test_per_class=40)
+    assert simulation_of(spec, wanted_stream(spec), data).num_workers == 3
 
 
 def test_a_torch_device_that_is_not_there_is_named() -> None:

@@ -20,6 +20,7 @@ from support.image_sets import write_fashion_mnist
 from support.inline_runs import Inline
 from support.nudge_method import NudgeMethod
 
+from replayfleet.devices import probing
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS
@@ -129,7 +130,7 @@ def test_more_threads_are_no_other_run(table: Table, tmp_path: Path):
 
 
 def test_runs_share_the_cores_and_leave_the_number_to_the_run_on_a_gpu(table: Table, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    monkeypatch.setattr(probing, "_num_cores", lambda root: 9)  # that a cpuset or a quota leaves
     arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE, "--dry-run"]
     assert "--threads 1 --workers 4\n" in table(*arguments, "--jobs", "2")[1]
     assert "--threads 1 --workers 1\n" in table(*arguments, "--jobs", "64")[1]
