@@ -5,6 +5,7 @@ The folder is emptied when the aggregator starts, and a picture that isn't renew
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import time
@@ -105,14 +106,11 @@ def pictures_of(data_dir: Path, client: str, now: float | None = None) -> list[P
         now: Unix time; the present one by default.
     """
     found = []
-    try:
-        for path in sorted((data_dir / FOLDER / client).iterdir()):
-            at = path.stat().st_mtime
-            if abs((time.time() if now is None else now) - at) > KEPT_S or path.suffix:
-                continue
-            with path.open("rb") as file:
-                one = decode_thumbnail(file.read(MAX_BYTES + 1))
-            found.append(Picture(one.camera, path.name, at, one.picture))
-    except (OSError, MalformedMessage):  # gone, or about to be replaced
-        return sorted(found, key=lambda one: one.camera)
+    with contextlib.suppress(OSError):
+        for path in (data_dir / FOLDER / client).iterdir():
+            with contextlib.suppress(OSError, MalformedMessage), path.open("rb") as file:  # gone, or replaced just now
+                at = path.stat().st_mtime
+                if abs((time.time() if now is None else now) - at) <= KEPT_S and not path.suffix:
+                    one = decode_thumbnail(file.read(MAX_BYTES + 1))
+                    found.append(Picture(one.camera, path.name, at, one.picture))
     return sorted(found, key=lambda one: one.camera)

@@ -73,6 +73,14 @@ def test_a_device_that_allows_it_is_seen_on_its_page(world: World) -> None:
     assert seen(world) == []
 
 
+def test_a_picture_that_is_being_replaced_hides_no_other_camera(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER / "cam-0"
+    folder.mkdir(parents=True)
+    (folder / "0.new").symlink_to("what it was renamed to")
+    (folder / "1").write_bytes(encode_thumbnail(Thumbnail("front", 1, JPEG + b"x")))
+    assert [one.camera for one in pictures_of(tmp_path, "cam-0")] == ["front"]
+
+
 def test_cameras_that_are_gone_give_their_places_to_those_that_are_there(world: World) -> None:
     client, topic = world.clients["cam-0"], topic_of("fleet", "thumbnail", "cam-0")
     session = world.broker.session("cam-0", on_message=lambda *_: None)
