@@ -198,13 +198,10 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
     fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
     _remove_unfinished(target.parent)
     try:
-        fresh.mkdir(mode=0o700, parents=True)
-        lock = os.open(fresh, os.O_RDONLY)
+        lock = _made(fresh)
     except OSError as error:
         raise SettingsError(f"{target}: can't be written ({error.strerror or error})") from error
     try:
-        with contextlib.suppress(OSError):  # where folders can't be locked, nobody removes what others left
-            fcntl.flock(lock, fcntl.LOCK_EX)
         yield fresh
         for folder, _, names in os.walk(fresh):
             for name in names:
@@ -225,6 +222,19 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         os.close(lock)
+
+
+def _made(fresh: Path) -> int:
+    """Make a private folder and return its lock; until it has that, another command may take it for a leftover."""
+    while True:
+        fresh.mkdir(mode=0o700, parents=True)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(fresh, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # where folders can't be locked, nobody removes what others left
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if fresh.exists():
+                return lock
+            os.close(lock)
 
 
 def _remove_unfinished(folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -63,6 +64,23 @@ def test_what_a_killed_backup_left_goes_with_the_next_one_and_what_a_running_one
     assert not left.exists()
     assert sorted(place.iterdir()) == sorted([*others, place / "tuesday", place / "wednesday"])
     fleet.close()
+
+
+def test_a_backup_that_another_one_takes_for_a_leftover_as_it_begins_is_made_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of two fleets go into one folder, at the same time of night."""
+
+    def after_another_one(lock: int, how: int) -> None:
+        monkeypatch.undo()
+        backup._remove_unfinished(tmp_path)
+        fcntl.flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_one)
+    with backup._in_place_of(tmp_path / "monday") as running:
+        (running / "file").touch()
+    assert (tmp_path / "monday" / "file").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["monday"]
 
 
 def test_a_fleet_that_has_not_begun_is_no_backup_yet(tmp_path: Path) -> None:
