@@ -13,6 +13,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
 from support.authority import Authority
 from support.mosquitto import mosquitto, password_file
 
@@ -23,6 +25,7 @@ from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, Brok
 from replayfleet.federation.wire.transport.connecting import Connector, secret_id
 from replayfleet.federation.wire.transport.interfaces import Session, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from replayfleet.federation.wire.transport.mqtt_connection import Connection
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 WILL = Will("t/will", b"gone")
@@ -285,6 +288,28 @@ def test_a_broker_that_goes_on_answering_is_waited_for(monkeypatch: pytest.Monke
     connection: Any = AnswersSlowly()
     assert session._watch(connection) == "no answer to SUBSCRIBE in 10 s"
     assert connection.looks == 11, "12 s after the last answer"
+
+
+def test_a_topic_that_is_added_while_a_connection_asks_for_others_keeps_it_from_nothing() -> None:
+    """Its packet is the first, and its answer there before the thread that asked goes on."""
+    session = MqttSession("mqtt://127.0.0.1:1", "a", on_message=lambda topic, payload: None)
+    connection = Connection(session._plan, list, lambda *_: None, session._wake, lambda _: None)
+
+    def answered(mid: int) -> None:
+        connection._subscribed(Mock(), None, mid, [ReasonCode(PacketTypes.SUBACK, identifier=1)], None)
+
+    def asked(topics: list[tuple[str, object]]) -> tuple[int, int]:
+        if topics[0][0] == "t/others":
+            return 0, 2
+        connection.subscribe(["t/others"])
+        answered(1)
+        return 0, 1
+
+    connection._client = Mock(subscribe=asked)
+    connection.subscribe(["t/added"])
+    assert not connection.ready
+    answered(2)
+    assert connection.ready
 
 
 def test_a_member_without_rules_is_told_so(yard: Yard) -> None:

@@ -157,7 +157,8 @@ class Connection:
         self._opened = self._refused = False
         self._alert = ""
         self._gone = threading.Event()
-        self._last_asked: int | None = None
+        self._asked: set[int | None] = set()
+        self._answered: set[int | None] = set()
         self._sent_on: dict[int, str] = {}
         self._forbidden: set[str] = set()
         self._plan = plan
@@ -205,7 +206,8 @@ class Connection:
         """Ask for more topics; own messages don't come back where the broker can do that."""
         options: Any = SubscribeOptions(qos=1, noLocal=True) if self._plan.modern else 1
         for some in _packets_of(topics):
-            _, self._last_asked = self._client.subscribe([(topic, options) for topic in some])
+            _, mid = self._client.subscribe([(topic, options) for topic in some])
+            self._asked.add(mid)  # perhaps after its answer, for topics are asked for on several threads
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """End subscriptions."""
@@ -290,6 +292,7 @@ class Connection:
         self, _client: Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Properties | None
     ) -> None:
         self.num_answers += 1
+        self._answered.add(mid)
         refused = next((reason for reason in reasons if reason.is_failure), None)
         if refused is not None:
             topics = " ".join(sorted(self._topics()))
@@ -299,7 +302,7 @@ class Connection:
             self.problem = topic_refused(refused.value, str(refused), short, to_hear=True)
             self._tell(self.problem)
             self.ended = True
-        elif mid == self._last_asked:
+        elif self._asked <= self._answered:
             self.ready = True
         self._wake.set()
 
