@@ -106,7 +106,7 @@ class Story:
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             if not self._goes_on(file):
                 self._read_aside()
-        self._read(self._path)
+            self._read(file)
         return self.num_read != before
 
     def _read_aside(self) -> None:
@@ -114,7 +114,7 @@ class Story:
         with contextlib.suppress(FileNotFoundError), rotated(self._path).open("rb") as file:
             known = _known_by(file)
             if known != self._aside:  # else somebody took away what came after it
-                self._read(rotated(self._path))
+                self._read(file)
                 self._aside = known
 
     def search(
@@ -162,14 +162,13 @@ class Story:
         """The number of the oldest event that can be searched."""
         return self.num_read - len(self._lines)
 
-    def _read(self, path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            if not self._goes_on(file):
-                self._offset, self._begun = 0, b""
-            self._read_as = _known_by(file)
-            file.seek(self._offset)
-            self._take(file.read())
-            self._offset = file.tell()
+    def _read(self, file: BinaryIO) -> None:
+        if not self._goes_on(file):
+            self._offset, self._begun = 0, b""
+        self._read_as = _known_by(file)
+        file.seek(self._offset)
+        self._take(file.read())
+        self._offset = file.tell()
 
     def _goes_on(self, file: BinaryIO) -> bool:
         """Whether this is the file that was read last."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from replayfleet.aggregator.console.story import MAX_REPORTS, Story
 from replayfleet.aggregator.operator.journal import JOURNAL, Journal, rotated
@@ -53,6 +53,26 @@ def test_a_journal_that_was_put_aside_twice_since_it_was_read_is_followed(tmp_pa
     path.write_text('{"time": 5.0, "event": "e"}\n')
     assert story.follow()
     assert story.num_read == 8, "what was put aside is known"
+
+
+def test_a_journal_that_is_put_aside_as_it_is_looked_at_is_read_to_its_end(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    note(tmp_path, {"event": "round opened", "round": 0})
+    story.follow()
+    note(tmp_path, {"event": "round opened", "round": 1})
+    goes_on = story._goes_on
+
+    def then_put_aside(file: BinaryIO) -> bool:
+        story._goes_on = goes_on  # type: ignore[method-assign]
+        said = goes_on(file)
+        (tmp_path / "events.jsonl").replace(tmp_path / "events.jsonl.1")
+        note(tmp_path, {"event": "round opened", "round": 2})
+        return said
+
+    story._goes_on = then_put_aside  # type: ignore[method-assign]
+    story.follow()
+    story.follow()
+    assert (sorted(story.rounds), story.num_read) == ([0, 1, 2], 3)
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
