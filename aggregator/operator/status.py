@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.operator.journal import last_event
 from replayfleet.aggregator.rounds.machine import Course, Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.devices.profiles import FP32
@@ -118,7 +117,6 @@ def read_status(folder: Path) -> Status:
         raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:
         store.close()
-    newest = deque(read_journal(folder), maxlen=1)
     return Status(
         fleet=spec.fleet,
         method=spec.method,
@@ -128,6 +126,6 @@ def read_status(folder: Path) -> Status:
         phase=(Phase.FINISHED if finished else record.phase).value,
         uploads=record.accepted,
         clients=tuple(clients),
-        last_event=newest[0] if newest else {},
+        last_event=last_event(folder),
         course=course,
     )

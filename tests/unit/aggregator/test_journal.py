@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replayfleet.aggregator.operator import journal
-from replayfleet.aggregator.operator.journal import JOURNAL, Journal, read_journal
+from replayfleet.aggregator.operator.journal import JOURNAL, Journal, last_event, read_journal, rotated
 from replayfleet.federation.errors import SettingsError
 
 
@@ -78,6 +78,27 @@ def test_what_a_start_asks_of_a_full_journal_decodes_no_other_events(
             written.add("round committed", round=index)
         assert written.numbers("round committed", "round") == {0, 1, 2}
     assert len(decoded) == 3
+
+
+def test_of_a_full_journal_the_newest_event_alone_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open console of an aggregator that had ended decoded all of it, each second."""
+    assert last_event(tmp_path) == {}
+    decoded: list[str] = []
+    monkeypatch.setattr(journal.json, "loads", lambda line: decoded.append(line) or json.JSONDecoder().decode(line))
+    monkeypatch.setattr(journal, "_PIECE_BYTES", 7)
+    path = tmp_path / JOURNAL
+    path.write_bytes(b'{"n": 1}\n{"n": 2, "said": "\xff"}\n[]\n{"torn\n')
+    assert last_event(tmp_path) == {"n": 2, "said": "\ufffd"}
+    assert len(decoded) == 4, "the end, the torn one, one that is none, and it"
+    path.replace(rotated(path))
+    path.touch()
+    assert last_event(tmp_path)["n"] == 2
+    rotated(path).unlink()
+    assert last_event(tmp_path) == {}
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SettingsError, match="can't be read"):
+        last_event(tmp_path)
 
 
 def test_a_file_that_somebody_took_away_costs_what_would_have_filled_it_and_no_more(tmp_path: Path):
