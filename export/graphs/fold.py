@@ -100,14 +100,14 @@ def _fold_convolution(
     graph: onnx.GraphProto, convolution: onnx.NodeProto, affine: _Affine, values: Mapping[str, Array]
 ) -> None:
     weight = values[convolution.input[1]]
-    scale = affine.scale.reshape(-1, 1, 1, 1)  # a convolution's weight is (O, I / groups, h, w)
-    if convolution.op_type == "ConvTranspose":  # (I, O / groups, h, w)
+    scale = affine.scale.reshape(-1, 1)  # a convolution's weight is (O, I / groups, ...)
+    if convolution.op_type == "ConvTranspose":  # (I, O / groups, ...)
         groups = next((item.i for item in convolution.attribute if item.name == "group"), 1)
-        scale = affine.scale.reshape(groups, -1).repeat(len(weight) // groups, axis=0)[:, :, None, None]
+        scale = affine.scale.reshape(groups, -1).repeat(len(weight) // groups, axis=0)
     bias = values[convolution.input[2]].astype(np.float64) if len(convolution.input) == 3 else 0.0
     folded_bias = bias * affine.scale + affine.shift
     del convolution.input[2:]
-    _set(graph, convolution.input[1], weight * scale)
+    _set(graph, convolution.input[1], weight * scale.reshape(*scale.shape, *[1] * (weight.ndim - 2)))
     convolution.input.append(f"{convolution.output[0]}_bias")
     _set(graph, convolution.input[2], folded_bias)
 

@@ -60,6 +60,14 @@ def test_a_convolution_takes_scale_and_shift_with_or_without_a_bias():
     same_answers(model([biased, NORM], (2, 6, 6), {"w": weights(5, 2, 3, 3), "b": weights(5)}), (2, 6, 6))
 
 
+@pytest.mark.parametrize("sides", [(6,), (3, 3, 3)])
+def test_convolutions_have_one_side_or_three_too(sides: tuple[int, ...]):
+    """As a network of another package may have that learns sequences: their weights got another shape."""
+    for kind, channels in (("Conv", (5, 2)), ("ConvTranspose", (2, 5))):
+        convolution = helper.make_node(kind, ["x", "w"], ["y"])
+        same_answers(model([convolution, NORM], (2, *sides), {"w": weights(*channels, *[2] * len(sides))}), (2, *sides))
+
+
 def test_a_transposed_convolution_has_its_channels_on_the_other_axis():
     transposed = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])
     same_answers(model([transposed, NORM], (2, 4, 4), {"w": weights(2, 5, 4, 4)}), (2, 4, 4))
