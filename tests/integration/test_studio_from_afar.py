@@ -275,6 +275,8 @@ def test_how_an_operators_key_is_named(tmp_path: Path) -> None:
     path = tmp_path / "operator.key"
     path.write_text(key.hex() + "\n")
     assert operator_key(key.hex()) == operator_key(str(path)) == key
+    path.write_bytes(b"\xef\xbb\xbf" + key.hex().encode() + b"\r\n")  # as Notepad writes it
+    assert operator_key(str(path)) == key
     for text in ("", "abc", key.hex()[:-2], str(tmp_path), str(tmp_path / "none"), "zz" * 32, "zz" * 200):
         with pytest.raises(SettingsError, match="64 hexadecimal digits"):
             operator_key(text)

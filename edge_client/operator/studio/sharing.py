@@ -42,7 +42,7 @@ def operator_key(text: str) -> bytes:
     words = text
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if len(text) != 64 and Path(text).is_file():
-            with Path(text).open(encoding="ascii") as file:
+            with Path(text).open(encoding="utf-8-sig") as file:
                 words = file.read(LONGEST_KEY_FILE).strip()
     try:
         key = bytes.fromhex(words)
