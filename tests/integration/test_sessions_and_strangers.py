@@ -260,10 +260,12 @@ def test_the_topics_of_hundreds_of_clients_fit_at_a_broker_of_small_packets(tmp_
         until(lambda: heard == topics)
         session.unsubscribe(topics[1:])
         session.subscribe(["t/end"])
+        other.publish("t/end", b"1", retain=True)
+        until(lambda: heard[-1] == "t/end")  # so the broker has read what came before that subscription
         for topic in (*topics, "t/end"):
             other.publish(topic, b"")
-        until(lambda: heard[-1] == "t/end")
-        assert heard == [*topics, topics[0], "t/end"]
+        until(lambda: len(heard) > 202)
+        assert heard == [*topics, "t/end", topics[0], "t/end"]
         assert session.num_connections == 1
         session.stop()
         other.stop()
