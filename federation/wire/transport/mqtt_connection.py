@@ -277,6 +277,7 @@ class Connection:
                 self._tell(self.problem)
             return
         self.accepted = True
+        self.num_answers += 1
         client.on_log = None
         self.session_kept = flags.session_present
         self.max_packet_bytes = int(getattr(properties, "MaximumPacketSize", 0)) or USUAL_PACKET_BYTES
