@@ -55,12 +55,10 @@ async function renew() {
       const focus = document.activeElement, inside = part && part.contains(focus);
       if (inside && focus.matches("input, select, textarea")) continue;  // somebody writes there
       const place = inside ? focus.getAttribute("href") || focus.id : null;
-      const opened = part ? [...part.querySelectorAll("details[open]")].map(one => one.id) : [];
       const imported = last = document.importNode(next, true);
       if (part) part.replaceWith(imported);
       else before.after(imported);  // the first chart, say
-      opened.forEach(id => { const one = document.getElementById(id); if (one) one.open = true; });
-      if (place) [...imported.querySelectorAll("a, button, summary")].find(one => (one.getAttribute("href") || one.id) === place)?.focus();
+      if (place) [...imported.querySelectorAll("a, button")].find(one => (one.getAttribute("href") || one.id) === place)?.focus();
     }
     for (const part of document.querySelectorAll("[data-live]")) if (!fresh.getElementById(part.id)) part.remove();
     times();
