@@ -275,7 +275,11 @@ def sampler(width: int, steps: int, **options: Any) -> None:
 @main.command()
 @click.argument("model", type=ANY_PATH)
 @click.option("--parameters", type=ANY_PATH, help="Those of a graph that was exported with --split.")
-@click.option("--sha256", help="Digest that the file must have; a TorchScript file is code, and needs it.")
+@click.option(
+    "--sha256",
+    callback=lambda context, option, digest: digest and digest.lower(),  # PowerShell writes it in capitals
+    help="Digest that the file must have; a TorchScript file is code, and needs it.",
+)
 @click.option(
     "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="Threads with which the model runs."
 )

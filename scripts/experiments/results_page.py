@@ -383,7 +383,8 @@ def _of_fewer_bytes(runs: Sequence[Found], lossless: Sequence[Found]) -> list[st
 def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return ", too few seeds for an interval"
-    quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 2.0
+    freedom = len(values) - 1
+    quantile = _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.5 / freedom  # which is off by less than 0.01
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return f", 95 % interval {_mean(values) - half:+.2f} to {_mean(values) + half:+.2f}"
 
