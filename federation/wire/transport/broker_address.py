@@ -61,7 +61,9 @@ class BrokerAddress:
             parts = urlsplit(url if "://" in url else f"//{url}", scheme="" if "://" in url else _scheme_for(url))
             port = parts.port
         except ValueError as error:
-            raise SettingsError(f"broker {shown!r} is not a URL ({error}); expected mqtts://host:port") from None
+            raise SettingsError(
+                f"broker {shown!r} is not a URL ({error}); expected mqtts://host:port, IPv6 as [::1]"
+            ) from None
         _check_shape(parts, shown)
         host, encrypted = parts.hostname or "", parts.scheme == "mqtts"
         if not encrypted and not insecure and not is_loopback(host):

@@ -45,6 +45,7 @@ def test_a_url_gets_its_default_port(url: str, expected: str) -> None:
         ("cam:secret@127.0.0.1", "credentials don't belong into a URL"),
         ("mqtt://", "names no host"),
         ("mqtt://127.0.0.1:99999", "not a URL"),
+        ("::1", r"not a URL .*IPv6 as \[::1\]"),
         ("mqtt://127.0.0.1:0", "names no host and port"),
         ("mqtt://127.0.0.1/topic", "more than host and port"),
         ("mqtt://broker.example", "not encrypted; use mqtts://"),
