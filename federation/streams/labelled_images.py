@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -160,22 +159,9 @@ def digest_of(parts: Iterable[_Labelled]) -> str:
         while isinstance(images, ShownImages):
             images = images.images
         if isinstance(images, np.ndarray):
-            found.update(_digest_of_pixels(images))
+            for begin in range(0, len(images), 256):  # never a second copy of all
+                found.update(images[begin : begin + 256].tobytes())
     return found.hexdigest()
-
-
-_KNOWN_PIXELS: dict[int, tuple[weakref.ref[NDArray[Any]], bytes]] = {}
-"""By the array's identity: a table asks for each of its runs, and there may be gigabytes."""
-
-
-def _digest_of_pixels(images: NDArray[Any]) -> bytes:
-    known = _KNOWN_PIXELS.get(id(images))
-    if known is None or known[0]() is not images:
-        found = hashlib.sha256()
-        for begin in range(0, len(images), 256):  # never a second copy of all
-            found.update(images[begin : begin + 256].tobytes())
-        known = _KNOWN_PIXELS[id(images)] = weakref.ref(images), found.digest()
-    return known[1]
 
 
 def normalise(images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -150,24 +150,6 @@ def test_other_pixels_of_an_array_are_other_samples(scenario: str) -> None:
     assert digest(images) == digest(images.copy()) != digest(images ^ 1)
 
 
-class _Counting(np.ndarray):
-    num_read = 0
-
-    def tobytes(self, *order: Any) -> bytes:
-        _Counting.num_read += 1
-        return np.asarray(self).tobytes(*order)
-
-
-def test_an_array_is_read_once_for_all_runs_on_it() -> None:
-    train = data().train
-    held = dataclasses.replace(train, images=np.asarray(train.images).view(_Counting))
-    again = dataclasses.replace(held, class_names=("other", *NAMES[1:]))
-    assert digest_of((held,)) == digest_of((train,))
-    once = _Counting.num_read
-    assert digest_of((held,)) == digest_of((train,)) != digest_of((again,))
-    assert once == _Counting.num_read > 0
-
-
 def test_pixels_are_compared_without_a_second_copy_of_them() -> None:
     images = np.zeros((5000, 32, 32, 1), dtype=np.uint8)
     part = LabelledImages(images, np.zeros(5000, dtype=np.int64), ("a", "b"))
