@@ -296,11 +296,7 @@ class Connection:
         self._answered.add(mid)
         refused = next((reason for reason in reasons if reason.is_failure), None)
         if refused is not None:
-            topics = " ".join(sorted(self._topics()))
-            short = _in_short(topics.split(" "))
-            if short.count(" ") == topics.count(" "):  # a client's: whoever writes its rules needs its own name
-                short = topics
-            self.problem = topic_refused(refused.value, str(refused), short, to_hear=True)
+            self.problem = topic_refused(refused.value, str(refused), _in_short(self._topics()), to_hear=True)
             self._tell(self.problem)
             self.ended = True
         elif self._asked <= self._answered:
@@ -331,7 +327,7 @@ class Connection:
     ) -> None:
         topic = self._sent_on.pop(mid, "a topic")  # the broker may answer before it is noted
         if reason.is_failure:
-            self._forbidden.add(_in_short([topic]))
+            self._forbidden.add(_of_any_client(topic))
             self._tell(topic_refused(reason.value, str(reason), " ".join(sorted(self._forbidden)), to_hear=False))
         self.acknowledged.append(mid)
 
@@ -403,9 +399,14 @@ def _next(error: ssl.SSLCertVerificationError) -> str:
     return "name the authority that signed it with --identity or --tls-ca"
 
 
+def _of_any_client(topic: str) -> str:
+    return re.sub("/clients/[^/]+/", "/clients/+/", topic)  # an aggregator's are a thousand
+
+
 def _in_short(topics: Sequence[str]) -> str:
-    # an aggregator's are a thousand
-    return " ".join(sorted({re.sub("/clients/[^/]+/", "/clients/+/", topic) for topic in topics}))
+    """Return a client's topics as they are, for whoever writes its rules, and one for all of an aggregator's."""
+    short = {*map(_of_any_client, topics)}
+    return " ".join(sorted(short if len(short) < len(topics) else topics))
 
 
 def _packets_of(topics: Sequence[str]) -> Iterator[list[str]]:
