@@ -34,12 +34,16 @@ def serve(fds):
     time.sleep(600)
 fork_server.main(serve)
 """
+STARTED: list[Forked] = []
+"""By the test that runs: whoever ends its fork server doesn't end them."""
 
 
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
     made = ForkServer((sys.executable, "-c", DOES))
     yield made
+    while STARTED:
+        STARTED.pop().kill()
     made._end()
 
 
@@ -48,7 +52,8 @@ def start(server: ForkServer, what: str, *more: int) -> Forked:
     os.write(writer, what.encode())
     os.close(writer)
     try:
-        return server.start([reader, *more])
+        STARTED.append(server.start([reader, *more]))
+        return STARTED[-1]
     finally:
         os.close(reader)
 
