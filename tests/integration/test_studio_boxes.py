@@ -42,7 +42,8 @@ def page(device: Device, browser: Browser) -> Iterator[Page]:
 
 
 def wait_for(page: Page, frame: int) -> None:
-    page.wait(f"!busy && shown && shown.frame === {frame} && at('frozen').complete && at('frozen').naturalWidth > 0")
+    """Wait until a frame is there, and the page has heard that its picture is: it takes no box before."""
+    page.wait(f"!busy && shown && shown.frame === {frame} && !at('frozen').hidden && isThere()")
 
 
 def test_a_mouse_draws_and_corrects_and_what_it_drew_is_learned(device: Device, page: Page, tmp_path: Path) -> None:
