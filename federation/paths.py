@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -56,6 +57,25 @@ def expanded(text: str) -> Path:
 def without_machine(words: Iterable[str]) -> list[str]:
     """Return a command's words for a file that travels: of an absolute path, which is this machine's, the last name."""
     return [re.sub(r"(^|(?<==))/.*", lambda absolute: Path(absolute[0]).name, word, count=1) for word in words]
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file, and nothing that one might wait for: what writes into a pipe may never come.
+
+    Raises:
+        OSError: It can't be opened, or is no file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return a file's bytes; raises OSError as ``open_regular``."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def check_folder(path: Path) -> None:

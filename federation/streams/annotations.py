@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
+from replayfleet.federation.paths import open_regular
 
 MAX_LABEL_BYTES = 2**20
 """Largest YOLO label file and names file."""
@@ -178,7 +179,7 @@ def read_coco(path: Path, class_names: Sequence[str] = ()) -> CocoFile:
 
 def _text(path: Path, max_bytes: int) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise SettingsError(f"{path} is larger than {max_bytes} bytes, the most that is read")

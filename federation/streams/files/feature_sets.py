@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import NO_ARRAYS, SettingsError
+from replayfleet.federation.paths import open_regular, read_regular
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
 
 FOLDER = "features"
@@ -39,7 +40,7 @@ def read_features(root: Path, size: int) -> Parts | None:
     if not folder.is_dir():
         return None
     try:
-        lines = (folder / CLASSES).read_text(encoding="utf-8-sig").splitlines()  # as Notepad writes it
+        lines = read_regular(folder / CLASSES).decode("utf-8-sig").splitlines()  # as Notepad writes it
         names = tuple(line.strip() for line in lines if line)
         (train, train_labels), (test, test_labels) = (_part(folder, part) for part in ("train", "test"))
     except NO_ARRAYS as error:
@@ -77,12 +78,14 @@ def as_images(vectors: NDArray[np.floating], scale: float, size: int) -> NDArray
 def _part(folder: Path, part: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     both = folder / f"{part}.npz"
     if both.exists():
-        with both.open("rb") as file, np.load(file, allow_pickle=False) as found:
+        with open_regular(both) as file, np.load(file, allow_pickle=False) as found:
             features, labels = found["features"], found["labels"]
     else:
-        features, labels = (
-            np.load(folder / f"{part}-{name}.npy", allow_pickle=False) for name in ("features", "labels")
-        )
+        arrays = []
+        for name in ("features", "labels"):
+            with open_regular(folder / f"{part}-{name}.npy") as file:
+                arrays.append(np.load(file, allow_pickle=False))
+        features, labels = arrays
     labels = np.asarray(labels)
     if labels.dtype.kind == "f" and not (labels == np.rint(labels)).all():
         raise ValueError(f"a label of {part} is no whole number")

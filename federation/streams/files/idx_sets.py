@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import open_regular
 from replayfleet.federation.streams.labelled_images import LabelledImages, MappedImages, Parts
 
 _MAX_BYTES = 1 << 31
@@ -109,7 +110,7 @@ def _read_idx(path: Path, num_axes: int) -> tuple[NDArray[np.uint8], mmap.mmap |
         SettingsError: The file can't be read, is no such idx file, or ends early or late.
     """
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
             return _parse(stream, path, num_axes)
     except (OSError, EOFError, zlib.error) as error:

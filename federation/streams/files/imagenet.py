@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.streams.files.image_trees import class_files, labelled_parts
 from replayfleet.federation.streams.files.picture_files import from_files
 from replayfleet.federation.streams.labelled_images import Parts
@@ -83,6 +84,6 @@ def _parts(
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in read_regular(path).decode().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read ({error}); unpack the set again") from error

@@ -5,11 +5,8 @@ Axes: N images, H height, W width, C channels. Needs OpenCV, imported on first u
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import re
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import open_regular, read_regular
 from replayfleet.federation.streams.labelled_images import LazyImages
 from replayfleet.federation.streams.resizing import resized
 
@@ -42,24 +40,6 @@ _MAX_SEGMENTS = 1000
 """Before the one with the size."""
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a file, and nothing that one might wait for: what writes into a pipe may never come.
-
-    Raises:
-        OSError: It can't be opened, or is no file.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is no file")
-    return os.fdopen(handle, "rb")
-
-
-def _read(path: Path) -> bytes:
-    with _opened(path) as file:
-        return file.read()
-
-
 def read_picture(path: Path) -> NDArray[np.uint8]:
     """Return a file's picture as (H, W, 3) uint8, RGB.
 
@@ -68,7 +48,7 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
             JPEG.
     """
     try:
-        with _opened(path) as file:
+        with open_regular(path) as file:
             encoded = file.read(MAX_PICTURE_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
@@ -145,7 +125,7 @@ def flaw_in(path: Path) -> str:
         SettingsError: It can't be read, which may pass: without it a resumed run would be another one.
     """
     try:
-        with _opened(path) as file:
+        with open_regular(path) as file:
             if file.seek(0, SEEK_END) > MAX_PICTURE_BYTES:
                 return f"too large: more than {MAX_PICTURE_BYTES} bytes"
             file.seek(0)
@@ -180,7 +160,7 @@ def encoded_images(
 def from_files(paths: Sequence[Path], size: int, channels: int, *, crop: bool = False) -> LazyImages:
     """Return the images in these files."""
     names = [str(path) for path in paths]
-    return encoded_images(names, lambda index: _read(paths[index]), size, channels, crop=crop)
+    return encoded_images(names, lambda index: read_regular(paths[index]), size, channels, crop=crop)
 
 
 def from_zip(archive: zipfile.ZipFile, members: Sequence[str], size: int, channels: int) -> LazyImages:
@@ -196,7 +176,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         SettingsError: It can't be read, or is no PNG or JPEG.
     """
     try:
-        with _opened(path) as file:
+        with open_regular(path) as file:
             size = _size_in_head(file)
     except OSError as error:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.annotations import read_class_names, read_coco, read_yolo
+from replayfleet.federation.streams.files.feature_sets import read_features
+from replayfleet.federation.streams.files.idx_sets import read_idx_set
+from replayfleet.federation.streams.files.imagenet import read_tiny_imagenet_100
 from replayfleet.federation.streams.files.picture_files import decode, from_files, picture_size, read_picture
 from replayfleet.federation.streams.resizing import resized
 
@@ -18,9 +22,45 @@ from replayfleet.federation.streams.resizing import resized
 def test_nobody_waits_for_who_writes_into_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "1.png"
     os.mkfifo(pipe)
-    for read in (read_picture, picture_size, lambda path: from_files([path], 8, 3)[0]):
+    for read in (
+        read_picture,
+        picture_size,
+        lambda path: from_files([path], 8, 3)[0],
+        lambda path: read_yolo(path, 2, (8, 8)),
+        read_coco,
+        read_class_names,
+    ):
         with pytest.raises(SettingsError, match="it is no file"):
             read(pipe)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["train.npz", "train-features.npy", "classes.txt"])
+def test_nobody_waits_for_who_writes_into_a_pipe_among_vectors(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "features"
+    folder.mkdir()
+    (folder / "classes.txt").write_text("a\nb\n")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(SettingsError, match="it is no file"):
+        read_features(tmp_path, 8)
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_who_writes_into_a_pipe_among_idx_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train-images-idx3-ubyte")
+    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (tmp_path / name).touch()
+    with pytest.raises(SettingsError, match="it is no file"):
+        read_idx_set(tmp_path, [""], ("a", "b"))
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_who_writes_into_a_pipe_among_tiny_imagenets_lists(tmp_path: Path) -> None:
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    os.mkfifo(tmp_path / "tiny-imagenet-200" / "wnids.txt")
+    with pytest.raises(SettingsError, match="it is no file"):
+        read_tiny_imagenet_100(tmp_path, 64)
 
 
 def test_a_folder_named_like_a_picture_is_none(tmp_path: Path) -> None:
