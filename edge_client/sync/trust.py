@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
+import shutil
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from replayfleet.edge_client.sync.following import ALIVE_S
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import decode, encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_METADATA_BYTES, check
@@ -34,6 +37,7 @@ KEEP_HEARD_EVERY_US = 600_000_000
 """How often the time that was heard is written down; flash memory wears."""
 MAX_REFUSED = 64
 UNNAMED = "signed with a key that this fleet's root doesn't name"
+READ_NONE = "give the fleet's root.json with --identity, or remove the folder trust in the data dir"
 
 log = EventLogger(__name__)
 _CONFIG = UpdaterConfig(
@@ -69,7 +73,7 @@ class FleetTrust:
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._heard_us = self._kept_us = 0
         self._trusted_at = float("-inf")
-        self._is_unread = False
+        self._unread = ""
         self._load()
 
     @property
@@ -83,13 +87,15 @@ class FleetTrust:
         announces = address.peer == EVERYBODY and address.channel == "round"
         if announces and sealed.key not in self._keys:
             self._introduced(sealed)
-        trusted = sealed.key in self._keys
+        trusted, why = sealed.key in self._keys, UNNAMED
+        if self._unread and not self._keys:
+            why = f"and the root that this device trusts can't be read ({self._unread}); {READ_NONE}"
         if announces and trusted:
             self.problem, self._trusted_at = "", now
         elif announces and now - self._trusted_at >= ALIVE_S:
-            self.problem = f"an aggregator announces itself, {UNNAMED}; what is served stays"
+            self.problem = f"an aggregator announces itself, {why}; what is served stays"
         whose = "" if announces else ": another aggregator, or a second device with this client's id"
-        check(trusted, f"{UNNAMED}{whose}")
+        check(trusted, f"{why}{whose}")
         if sealed.kind is Kind.SAID:
             behind_us = self._heard_us - sealed.time_us
             if announces and behind_us > SLACK_US:
@@ -157,9 +163,10 @@ class FleetTrust:
             return
         said = decode(sealed.frame)
         roots = said.roots if isinstance(said, Announcement) else ()
-        if self._is_unread:
+        if self._unread:
             self._load()
-        if not self._keys and self._given is None and roots and not self._is_unread:
+        known = not self._unread or sealed.key.hex() in self._read_heard()  # what is damaged, its own fleet makes good
+        if not self._keys and self._given is None and roots and known:
             self._adopt(roots[-1], sealed.key)
         else:
             self._roots = ()
@@ -175,18 +182,21 @@ class FleetTrust:
         try:
             names = _online_keys(Metadata[Root].from_bytes(root))
             if key in names:
+                told = "root made good by a key that it named" if self._unread else "fleet trusted at first sight"
                 self._updater({}, root)
                 self._load()
-                log.info("fleet trusted at first sight", root=next(iter(names.values()))[:16])
+                log.info(told, root=next(iter(names.values()))[:16])
         except RepositoryError as error:
             raise MalformedMessage(f"its root can't be used: {error}") from error
 
     def _updater(self, files: Mapping[str, bytes], root: bytes | None = None) -> Updater:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        first = root or self._given
-        updater = Updater(
-            str(self._folder), "mqtt:", fetcher=_Delivered(files), config=_CONFIG, bootstrap=first or self._newest()
-        )
+        first = root or self._given or self._newest()
+        for path in [*self._folder.glob("*.json"), *self._folder.glob("root_history/*.json")]:
+            if not path.is_file():  # a folder, say, from a damaged disk: nothing could be put there
+                log.warning("no file, and removed", path=path, next="the aggregator says anew what was there")
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        updater = Updater(str(self._folder), "mqtt:", fetcher=_Delivered(files), config=_CONFIG, bootstrap=first)
         heard = datetime.datetime.fromtimestamp(self._heard_us / 1e6, datetime.timezone.utc)
         updater._trusted_set.reference_time = heard  # the fleet's time, in place of this device's clock
         return updater
@@ -204,13 +214,17 @@ class FleetTrust:
         return False
 
     def _newest(self) -> bytes:
-        try:
-            return (self._folder / "root.json").read_bytes()
-        except FileNotFoundError:  # at each look The Update Framework removes this link, and then makes it anew
-            kept = {int(path.name.split(".")[0]): path for path in self._folder.glob("root_history/*.root.json")}
-            if not kept:
-                raise
-            return kept[max(kept)].read_bytes()
+        """The newest root that was kept and is whole; FileNotFoundError if there never was one."""
+        # root.json is a link to it, which The Update Framework removes at each look, and then makes anew.
+        kept = {int(path.name.split(".")[0]): path for path in self._folder.glob("root_history/*.root.json")}
+        for number in sorted(kept, reverse=True):
+            data = read_regular(kept[number])
+            with contextlib.suppress(RepositoryError):
+                Metadata[Root].from_bytes(data)
+                return data
+        if not kept:
+            (self._folder / "root.json").lstat()
+        raise OSError(errno.EIO, "damaged or gone", str(self._folder / "root_history"))
 
     def _load(self) -> None:
         """Read what is trusted; a root that came with the device and leads nowhere newer counts itself."""
@@ -220,10 +234,10 @@ class FleetTrust:
                 with contextlib.suppress(DownloadError):  # newer roots are here, the rest isn't
                     self._updater({}).refresh()
             self._keys = _online_keys(Metadata[Root].from_bytes(self._newest()))
-            self._is_unread = False
+            self._unread = ""
         except (OSError, RepositoryError, DownloadError) as error:  # who was trusted still is
             # There is one, and it may be read later: until then nobody takes its place.
-            self._is_unread = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            self._unread = str(error) * (isinstance(error, OSError) and not isinstance(error, FileNotFoundError))
             self._keys = before or ({} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given)))
         if self._keys == before:
             return  # and the time that was heard of them counts
@@ -238,7 +252,7 @@ class FleetTrust:
 
     def _read_heard(self) -> dict[str, int]:
         try:
-            return msgspec.json.decode((self._folder / "heard.json").read_bytes(), type=dict[str, int])
+            return msgspec.json.decode(read_regular(self._folder / "heard.json"), type=dict[str, int])
         except (OSError, msgspec.MsgspecError):
             return {}
 

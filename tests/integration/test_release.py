@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -296,7 +297,8 @@ def test_while_the_root_cannot_be_read_nobody_else_is_trusted(
         disk.setattr(Updater, "_persist_root", unreadable)
         if restarts:
             device.restart()
-        with pytest.raises(MalformedMessage, match="root doesn't name"):
+        why = "can't be read .*Input/output error" if restarts and not given else "root doesn't name"
+        with pytest.raises(MalformedMessage, match=why):
             device.hears(foreign.announcement())
     with pytest.raises(MalformedMessage, match="root doesn't name"):
         device.hears(foreign.announcement())
@@ -317,6 +319,66 @@ def test_a_device_that_was_killed_between_two_links_to_its_root_trusts_nobody_el
     device.restart()
     with pytest.raises(MalformedMessage, match="root doesn't name"):
         device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(3))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle"])
+def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
+    damage: str, aggregator: Aggregator, device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who announced themselves next were trusted, as at first sight."""
+    (kept,) = device.folder.glob("root_history/*.root.json")
+    root = kept.read_bytes()
+    kept.unlink()
+    if damage == "zeros":
+        kept.write_bytes(bytes(len(root)))
+    elif damage == "folder":
+        (kept / "x").mkdir(parents=True)
+    elif damage == "pipe":
+        os.mkfifo(kept)
+    elif damage == "circle":
+        kept.symlink_to(kept.name)
+    device.restart()
+    with pytest.raises(MalformedMessage, match="the root that this device trusts can't be read"):
+        device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert "remove the folder trust" in device.trust.problem
+    caplog.set_level("INFO")
+    assert device.hears(aggregator.announcement())
+    assert "root made good by a key that it named" in caplog.text
+    assert device.trust.problem == ""
+    assert kept.read_bytes() == root
+    device.restart()
+    device.trust.check(aggregator.release(1))
+
+
+def test_a_device_whose_newest_root_is_damaged_goes_on_from_the_one_before(
+    aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    rotate_key(aggregator.keys)
+    aggregator.begin()
+    assert device.hears(aggregator.announcement())
+    newest = max(device.folder.glob("root_history/*.root.json"))
+    newest.write_bytes(b"")
+    device.restart()
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert device.hears(aggregator.announcement())
+    assert newest.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["root.json", "timestamp.json", "snapshot.json", "targets.json", "heard.json"])
+def test_a_folder_where_a_releases_file_was_keeps_no_download_away(
+    name: str, aggregator: Aggregator, device: Device
+) -> None:
+    device.trust.check(aggregator.release(1))
+    (device.folder / name).unlink()
+    (device.folder / name / "x").mkdir(parents=True)
+    device.restart()
+    assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(2))
+    device.restart()
     assert device.hears(aggregator.announcement())
     device.trust.check(aggregator.release(3))
 
