@@ -21,8 +21,9 @@ from typing import TypeVar
 import msgspec
 
 from replayfleet.devices.budget import Speed
-from replayfleet.federation.atomic import remove_unfinished, write_atomic
+from replayfleet.federation.atomic import clear_place, remove_unfinished, write_atomic
 from replayfleet.federation.errors import UNREADABLE, Reason, SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
@@ -31,6 +32,8 @@ from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry,
 log = EventLogger(__name__)
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+NEXT = "going on with what the aggregator sends"
 
 DEATHS_ON_PROBATION = 2
 """Of clients; after so many the model is held to be the cause."""
@@ -243,6 +246,9 @@ class StateStore:
         if disk is not None:  # the client, before its training process
             with contextlib.suppress(OSError):  # of a read-only disk
                 remove_unfinished(self._folder)
+                for path in self._folder.iterdir():
+                    if clear_place(path):
+                        log.error("record unreadable", file=path, reason="it was no file", next=NEXT)
 
     def commit_training(self, commit: TrainingCommit, spec: FleetSpec) -> None:
         """Make a finished round durable; its blobs must be already.
@@ -407,11 +413,11 @@ class StateStore:
     def _read(self, name: str, kind: type[R]) -> R | None:
         path = self._folder / name
         try:
-            content = self._waiting[name] if name in self._waiting else path.read_bytes()
+            content = self._waiting[name] if name in self._waiting else read_regular(path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.error("record unreadable", file=path, reason=error, next="going on with what the aggregator sends")
+            log.error("record unreadable", file=path, reason=error, next=NEXT)
             return None
         if content is None:
             return None
@@ -423,6 +429,6 @@ class StateStore:
         except UNREADABLE as error:
             if self._read_only:
                 raise SettingsError(f"{path} is damaged ({error})") from error
-            log.error("record damaged", file=path, reason=error, next="going on with what the aggregator sends")
+            log.error("record damaged", file=path, reason=error, next=NEXT)
             self._remove(name)
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import uuid
 from pathlib import Path
@@ -45,6 +46,17 @@ def _write(path: Path, data: bytes, *, private: bool) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def clear_place(path: Path) -> bool:
+    """Remove what stands where only a file of ours does, and is none; says whether it did. Raises OSError.
+
+    A damaged disk leaves folders, pipes and links that lead nowhere: nothing could be read or written there.
+    """
+    if path.is_file() or not os.path.lexists(path):
+        return False
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return True
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -8,6 +8,8 @@ is written a few times; ``more of these`` says how often it happened besides.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.paths import open_regular
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.quotas import Limiter
 
@@ -99,8 +102,12 @@ class Journal:
         self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE, told_every_s=_TOLD_EVERY_S)
         self._size, self._torn = 0, False
         try:
+            if (folder / JOURNAL).is_fifo():
+                raise OSError(errno.ESPIPE, "it is no file")
             self._open()
-        except (IsADirectoryError, PermissionError, FileNotFoundError) as error:
+        except OSError as error:
+            if error.errno not in {errno.EISDIR, errno.EACCES, errno.ENOENT, errno.ELOOP, errno.ESPIPE}:
+                raise
             path = folder / JOURNAL
             raise SettingsError(f"{path}: {error.strerror}; move it away, and the journal begins anew") from error
 
@@ -175,7 +182,7 @@ def read_journal(folder: Path, word: str = "") -> Iterator[dict[str, Any]]:
         if not path.exists():
             continue
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
+            with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
                 for line in file:
                     if word not in line:  # a full journal takes a second to read, and ten to decode
                         continue
@@ -199,7 +206,7 @@ def last_event(folder: Path) -> dict[str, Any]:
         if not path.exists():
             continue
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 for line in _backwards(file):
                     with contextlib.suppress(*UNREADABLE):
                         entry = json.loads(line.decode(errors="replace"))

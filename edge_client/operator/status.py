@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.data_dir import STATUS_FILE, in_use
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
@@ -25,7 +26,7 @@ def read_status(data_dir: Path) -> dict[str, Any]:
     """
     path = data_dir / STATUS_FILE
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
         age_s = time.time() - path.stat().st_mtime
     except FileNotFoundError:
         raise SettingsError(f"data dir {data_dir}: no client has run there ({STATUS_FILE} is missing)") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import shutil
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from tuf.api.metadata import Metadata, Root, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from replayfleet.edge_client.sync.following import ALIVE_S
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import clear_place, write_atomic
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.logs import EventLogger
@@ -193,9 +192,8 @@ class FleetTrust:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         first = root or self._given or self._newest()
         for path in [*self._folder.glob("*.json"), *self._folder.glob("root_history/*.json")]:
-            if not path.is_file():  # a folder, say, from a damaged disk: nothing could be put there
+            if clear_place(path):
                 log.warning("no file, and removed", path=path, next="the aggregator says anew what was there")
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         updater = Updater(str(self._folder), "mqtt:", fetcher=_Delivered(files), config=_CONFIG, bootstrap=first)
         heard = datetime.datetime.fromtimestamp(self._heard_us / 1e6, datetime.timezone.utc)
         updater._trusted_set.reference_time = heard  # the fleet's time, in place of this device's clock

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from replayfleet.federation.atomic import open_file, shared_folder, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
-from replayfleet.federation.paths import RESULT, check_folder
+from replayfleet.federation.paths import RESULT, check_folder, read_regular
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
@@ -156,7 +156,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
         raise SettingsError(f"data dir {path}: not a folder; choose another with --data-dir")
     marker = path / MARKER
     try:
-        found = json.loads(marker.read_bytes())
+        found = json.loads(read_regular(marker))
     except FileNotFoundError:
         if (path / RESULT).exists():
             raise SettingsError(

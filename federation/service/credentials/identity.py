@@ -13,6 +13,7 @@ from pathlib import Path
 
 from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.credentials.certificates import common_name, shown, validities
 from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
@@ -128,7 +129,7 @@ def session_secret(data_dir: Path, key_file: Path | None) -> bytes:
         if key_file is None and not path.is_file():
             private_folder(path.parent)
             write_atomic(path, secrets.token_bytes(_SESSION_KEY_BYTES), private=True)
-        found = path.read_bytes()
+        found = read_regular(path)
     except OSError as error:
         raise SettingsError(f"{path} can't be used ({error.strerror or error})") from error
     if len(found) < _SESSION_KEY_BYTES:

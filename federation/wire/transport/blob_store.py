@@ -15,10 +15,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
-from replayfleet.federation.atomic import give_to_owner_of, shared_folder
+from replayfleet.federation.atomic import clear_place, give_to_owner_of, shared_folder
 from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError, SettingsError
+from replayfleet.federation.paths import open_regular, read_regular
 from replayfleet.federation.wire.protocol.limits import check_digest
 from replayfleet.federation.wire.protocol.messages import Encoding
 from replayfleet.federation.wire.protocol.packed import pack, unpack
@@ -124,9 +125,9 @@ class DiskBlobStore:
             ArtefactRejected: The file was damaged; it is removed, so it will be fetched again.
         """
         try:
-            data = self.path(digest).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(digest) from None
+            data = read_regular(self.path(digest))
+        except OSError as error:
+            self._missing(digest, error)
         self._verify(digest, data)
         return data
 
@@ -138,10 +139,10 @@ class DiskBlobStore:
             ArtefactRejected: The file was damaged, and is removed, so it will be fetched again; or it is empty.
         """
         try:
-            with self.path(digest).open("rb") as file:
+            with open_regular(self.path(digest)) as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except FileNotFoundError:
-            raise KeyError(digest) from None
+        except OSError as error:
+            self._missing(digest, error)
         except ValueError as error:
             raise ArtefactRejected(Reason.MALFORMED, f"blob {digest[:12]} is empty") from error
         self._verify(digest, data)
@@ -155,7 +156,8 @@ class DiskBlobStore:
         removed = 0
         for path in list(self._blobs()):
             if path.name not in keep:
-                path.unlink(missing_ok=True)
+                if not clear_place(path):
+                    path.unlink(missing_ok=True)
                 self._trusted.pop(path.name, None)
                 self._sound.pop(path.name, None)
                 removed += 1
@@ -281,6 +283,13 @@ class DiskBlobStore:
         if not target.parent.is_dir():
             shared_folder(target.parent)
             _flush_directory(self._root)
+        clear_place(target)
+
+    def _missing(self, digest: str, error: OSError) -> NoReturn:
+        """Raise KeyError of a blob that isn't there, or in whose place a damaged disk left what is no file."""
+        if isinstance(error, FileNotFoundError) or clear_place(self.path(digest)):
+            raise KeyError(digest) from None
+        raise error
 
     def _write(self, target: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
         descriptor, name = tempfile.mkstemp(dir=self._temporary)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.wire.protocol.codec import is_block
 from replayfleet.federation.wire.protocol.limits import check
 from replayfleet.federation.wire.protocol.messages import PROTOCOL_VERSION
@@ -202,7 +203,7 @@ def _signed(topic: str, head: bytes, frame: bytes) -> bytes:
 
 def _read(floor: Path | None) -> int:
     try:
-        time_us = 0 if floor is None else int(floor.read_bytes()[:32])
+        time_us = 0 if floor is None else int(read_regular(floor)[:32])
     except (OSError, ValueError):
         return 0
     return time_us if 0 <= time_us < MAX_TIME_US else 0  # damaged

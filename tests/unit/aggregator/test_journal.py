@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,23 @@ def test_a_folder_without_a_journal_has_no_events(tmp_path: Path):
     assert list(read_journal(tmp_path)) == []
 
 
-@pytest.mark.parametrize("what", ["folder", "dangling link"])
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_who_writes_into_a_pipe_in_its_place(tmp_path: Path):
+    os.mkfifo(tmp_path / JOURNAL)
+    for read in (last_event, lambda folder: list(read_journal(folder))):
+        with pytest.raises(SettingsError, match="it is no file"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["folder", "dangling link", "circle", "pipe"])
 def test_something_else_in_its_place_is_named(tmp_path: Path, what: str):
     path = tmp_path / JOURNAL
-    path.mkdir() if what == "folder" else path.symlink_to(tmp_path / "gone" / "away")
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if what == "circle" else tmp_path / "gone" / "away")
     with pytest.raises(SettingsError, match=rf"{JOURNAL}: .*; move it away, and the journal begins anew"):
         Journal(tmp_path)
 
@@ -48,7 +62,7 @@ def kinds(folder: Path) -> list[str]:
 
 def test_a_journal_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / JOURNAL).mkdir()
-    with pytest.raises(SettingsError, match=r"events\.jsonl can't be read \(Is a directory\)"):
+    with pytest.raises(SettingsError, match=r"events\.jsonl can't be read \(it is no file\)"):
         list(read_journal(tmp_path))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -204,3 +205,25 @@ def test_a_roll_back_that_a_crash_interrupted_is_completed_at_the_next_start(tmp
     again = StateStore(tmp_path)
     assert again.begin() == gone
     assert again.held() == held(1, "c")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["folder", "pipe", "circle"])
+def test_what_is_no_file_in_a_records_place_makes_way_when_the_client_starts(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    StateStore(tmp_path).hold(held(1, "a"))
+    path = tmp_path / "state" / "held"
+    path.unlink()
+    if what == "folder":
+        (path / "x").mkdir(parents=True)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name)
+    assert StateStore(tmp_path, read_only=True).held() is None
+    store = StateStore(tmp_path, disk=Disk(tmp_path, "training waits", 0.0))
+    assert [record.message for record in caplog.records][-1:] == ["record unreadable"]
+    assert store.held() is None
+    store.hold(held(2, "b"))
+    assert StateStore(tmp_path).held() == held(2, "b")

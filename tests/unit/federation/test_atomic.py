@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.atomic import give_to_owner_of, open_file, private_folder, write_atomic
+from replayfleet.federation.atomic import clear_place, give_to_owner_of, open_file, private_folder, write_atomic
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,3 +77,21 @@ def test_what_lies_where_another_user_may_write_gives_root_nothing_away(tmp_path
     assert mine.stat().st_uid == 0
     write_atomic(tmp_path / "theirs" / "soft", b"new", private=True)
     assert (mine.stat().st_uid, mine.read_bytes()) == (0, b"root's")
+
+
+def test_what_a_damaged_disk_left_in_a_files_place_is_removed_and_nothing_else(tmp_path: Path):
+    (tmp_path / "folder" / "deeper").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "file").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"kept")
+    (tmp_path / "link to a folder").symlink_to("elsewhere")
+    for name in ("folder", "pipe", "circle", "nowhere", "link to a folder"):
+        assert clear_place(tmp_path / name)
+    for name in ("file", "link", "none"):
+        assert not clear_place(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "file", "link"]
+    assert (tmp_path / "elsewhere" / "file").read_bytes() == b"kept"

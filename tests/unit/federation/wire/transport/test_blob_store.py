@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,36 @@ def test_what_strangely_lies_in_the_spool_keeps_nobody_from_starting(tmp_path: P
         os.utime(path, (0, 0))
     DiskBlobStore(tmp_path)
     assert not old.exists()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["folder", "pipe", "circle"])
+@pytest.mark.parametrize("read", [DiskBlobStore.read, DiskBlobStore.mapped, None])
+def test_what_is_no_file_in_a_blobs_place_is_no_blob_and_makes_way(
+    tmp_path: Path, what: str, read: Callable[[DiskBlobStore, str], object] | None
+) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(b"blob")
+    path = store.path(name)
+    path.unlink()
+    if what == "folder":
+        (path / "x").mkdir(parents=True)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name)
+    assert not store.has(name)
+    if read is not None:
+        with pytest.raises(KeyError):
+            read(store, name)
+    store.put(b"blob")
+    assert store.read(name) == b"blob"
+
+
+def test_what_is_no_file_in_a_blobs_place_is_collected(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(b"blob")
+    store.path(name).unlink()
+    store.path(name).mkdir()
+    store.collect(set())
+    assert not store.path(name).exists()
