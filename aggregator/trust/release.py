@@ -33,6 +33,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from replayfleet.federation.atomic import open_file, private_folder, write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.credentials.keys import SIGNING_KEY, read_key, signing_key, write_key
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
@@ -82,7 +83,7 @@ class Releases:
         key = signing_key(keys)
         self.signer = Signer(key, keys / FLOOR)
         self._signs = CryptoSigner(key)
-        self.roots = tuple(_root_path(keys, number).read_bytes() for number in _numbers(keys)[-MAX_ROOTS:])
+        self.roots = tuple(read_regular(_root_path(keys, number)) for number in _numbers(keys)[-MAX_ROOTS:])
         newest = _read_root(keys).signed
         if self._signs.public_key.keyid not in newest.roles[Timestamp.type].keyids:
             raise SettingsError(
@@ -167,7 +168,7 @@ def follow_on(roots: Sequence[bytes], from_root: bytes) -> Metadata[Root] | None
 def are_newer(keys: Path, earlier: Path) -> bool:
     """Whether a folder's keys are what those of an earlier copy were replaced with, and can be signed with."""
     try:
-        root = follow_on([_root_path(keys, number).read_bytes() for number in _numbers(keys)], anchor(earlier))
+        root = follow_on([read_regular(_root_path(keys, number)) for number in _numbers(keys)], anchor(earlier))
         online = CryptoSigner(read_key(keys / SIGNING_KEY)).public_key.keyid
     except (OSError, SettingsError):
         return False
@@ -206,7 +207,7 @@ def anchor(keys: Path) -> bytes:
     """
     if not _numbers(keys):
         raise SettingsError(f"{keys}: no aggregator's keys yet")
-    return _root_path(keys, _numbers(keys)[-1]).read_bytes()
+    return read_regular(_root_path(keys, _numbers(keys)[-1]))
 
 
 def _found(keys: Path) -> None:
@@ -271,9 +272,11 @@ def _write_root(keys: Path, metadata: Metadata[Root], signers: list[CryptoSigner
 def _read_root(keys: Path) -> Metadata[Root]:
     path = _root_path(keys, _numbers(keys)[-1])
     try:
-        return Metadata[Root].from_file(str(path))
+        return Metadata[Root].from_bytes(read_regular(path))
     except RepositoryError as error:
-        raise SettingsError(f"{path}: not root metadata ({error})") from error
+        raise SettingsError(
+            f"{path}: not root metadata ({error}); put it back, from a backup, or from a device's trust/root_history"
+        ) from error
 
 
 def _root_path(keys: Path, number: int) -> Path:

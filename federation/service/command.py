@@ -182,10 +182,17 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
             place, what = getattr(error, "filename", None), getattr(error, "strerror", None)
             then = "; make room, then run it again" if disk_errno(error) in {errno.ENOSPC, errno.EDQUOT} else ""
             return f"{place or 'the disk'}: {what or error}{then}", 1
+        case OSError() if error.errno in _NO_FILE and error.filename:
+            text = f"{error.filename}: {error.strerror}; move it away, or put back what a backup has there"
         case Exception() if is_damage(error):
-            return f"a database is damaged ({error}); put a backup of the data dir in its place", 2
-    raise error
+            text = f"a database is damaged ({error}); put a backup of the data dir in its place"
+        case _:
+            raise error
+    return text, 2
 
+
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EEXIST})
+"""A damaged disk left something else where a file or a folder was."""
 
 _EXTRAS = frozenset({"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "cv2", "matplotlib"})
 """Modules that an extra of ours brings."""

@@ -20,6 +20,7 @@ from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, a
 from replayfleet.edge_client.sync.following import ALIVE_S
 from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError, SettingsError
+from replayfleet.federation.service.command import explained
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Release
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
@@ -351,6 +352,23 @@ def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
     assert kept.read_bytes() == root
     device.restart()
     device.trust.check(aggregator.release(1))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("damage", ["zeros", "folder", "pipe"])
+def test_an_aggregator_whose_root_is_damaged_says_where_another_is(damage: str, aggregator: Aggregator) -> None:
+    root = aggregator.keys / "1.root.json"
+    root.unlink()
+    if damage == "zeros":
+        root.write_bytes(bytes(100))
+    else:
+        root.mkdir() if damage == "folder" else os.mkfifo(root)
+    with pytest.raises((SettingsError, OSError)) as caught:
+        aggregator.begin()
+    text, code = explained("aggregator", caught.value)
+    assert code == 2
+    assert str(root) in text
+    assert "put it back, from a backup" in text or "put back what a backup has there" in text
 
 
 def test_a_device_whose_newest_root_is_damaged_goes_on_from_the_one_before(

@@ -115,8 +115,15 @@ def test_a_command_without_settings_has_one_group() -> None:
             1,
         ),
         (sqlite3.DatabaseError("database disk image is malformed"), "put a backup of the data dir in its place", 2),
+        (IsADirectoryError(21, "Is a directory", "/data/x"), "/data/x: Is a directory; move it away, or put back", 2),
+        (FileExistsError(17, "File exists", "/data/x"), "/data/x: File exists; move it away, or put back", 2),
+        (
+            OSError(40, "Too many levels of symbolic links", "/data/x"),
+            "/data/x: Too many levels of symbolic links; ",
+            2,
+        ),
     ],
-    ids=["file", "database", "damaged database"],
+    ids=["file", "database", "damaged database", "folder", "file for a folder", "circle"],
 )
 def test_what_a_disk_does_to_a_command_is_one_line(error: Exception, said: str, code: int) -> None:
     text, found = explained("aggregator", error)
