@@ -185,6 +185,21 @@ def test_what_strangely_lies_in_the_spool_keeps_nobody_from_starting(tmp_path: P
     assert not old.exists()
 
 
+def test_a_blob_that_a_power_cut_emptied_is_damaged_and_fetched_again(tmp_path: Path) -> None:
+    """It was called malformed, as if who made it were to blame, and stayed."""
+    name = DiskBlobStore(tmp_path).put(b"blob")
+    DiskBlobStore(tmp_path).path(name).write_bytes(b"")
+    store = DiskBlobStore(tmp_path)
+    with pytest.raises(ArtefactRejected) as rejected:
+        store.mapped(name)
+    assert rejected.value.reason is Reason.WRONG_DIGEST
+    assert not store.has(name)
+    empty = store.put(b"")
+    with pytest.raises(ArtefactRejected) as rejected:
+        store.mapped(empty)
+    assert rejected.value.reason is Reason.MALFORMED
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ["folder", "pipe", "circle"])
 @pytest.mark.parametrize("read", [DiskBlobStore.read, DiskBlobStore.mapped, None])
