@@ -194,7 +194,7 @@ def open_run(path: Path | str) -> Run:
     Raises:
         SettingsError: It is none of these, or is damaged.
     """
-    path = _path("path", path)
+    path = _path("path", path).absolute()  # models are read later, where the program may have gone elsewhere
     if path.is_file():
         raise SettingsError(f"{path} is a file, expected the folder of a run: --out of fleet-sim, or a --data-dir")
     with _refusing_damage(path):

@@ -323,6 +323,15 @@ def test_model_export_takes_classes_and_shape_from_the_run(simulated: Run, tmp_p
     assert 'classes is \'["t-shirt"' in refused.stderr
 
 
+def test_a_run_stays_open_where_the_program_goes_elsewhere(
+    simulated: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(simulated.path.parent)
+    run = open_run(simulated.path.name)
+    monkeypatch.chdir(tmp_path)
+    assert same(run.task_model(0), simulated.task_model(0))
+
+
 def test_a_run_that_has_gone_on_since_it_was_opened_is_to_be_opened_again(simulated: Run, tmp_path: Path) -> None:
     copy = shutil.copytree(simulated.path, tmp_path / "copy")
     (copy / "result.json").unlink()
