@@ -47,6 +47,7 @@ def torch_as_it_comes() -> Iterator[None]:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.inference_mode(False))  # which ends no_grad too
         if torch.get_default_device().type != "cpu":  # a device that is set costs every call some microseconds
             stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
