@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,13 +37,13 @@ def prepare_torch(num_threads: int) -> None:
 
 @contextlib.contextmanager
 def torch_as_it_comes() -> Iterator[None]:
-    """Compute in a program of others as in a process of our own, whatever it set in PyTorch; that stays as it was."""
+    """Compute in a program of others as in a process of our own, whatever it set in PyTorch; that stays as it was.
+
+    Some of it is set for all threads: of those that compute at the same time the last one puts it back.
+    """
     import torch
 
     mkldnn: Any = torch.backends.mkldnn  # its stubs lack ``matmul`` and ``conv``
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    # As set_float32_matmul_precision chooses for ``matmul``; "none" and "ieee" keep float32's bits.
-    rounded = [(one, said) for one in (mkldnn.matmul, mkldnn.conv) if (said := one.fp32_precision) in {"bf16", "tf32"}]
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -50,19 +51,33 @@ def torch_as_it_comes() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))  # which ends no_grad too
         if torch.get_default_device().type != "cpu":  # a device that is set costs every call some microseconds
             stack.enter_context(torch.device("cpu"))
-        torch.set_default_dtype(torch.float32)
+        with _turn:
+            # As set_float32_matmul_precision chooses for ``matmul``; "none" and "ieee" keep float32's bits.
+            precisions = [(one, one.fp32_precision) for one in (mkldnn.matmul, mkldnn.conv)]
+            rounded = [(one, said) for one, said in precisions if said in {"bf16", "tf32"}]
+            theirs = torch.get_num_threads(), torch.get_default_dtype(), rounded
+            _theirs.append(_theirs[0] if _theirs else theirs)
+            torch.set_default_dtype(torch.float32)
+            for one, _ in rounded:
+                one.fp32_precision = "ieee"
         denormal = torch.full((1,), 1e-40)
         flushes = not (denormal * 1).any()
-        for one, _ in rounded:
-            one.fp32_precision = "ieee"
         try:
             yield
         finally:
-            torch.set_num_threads(threads)
             torch.set_flush_denormal(flushes)
-            torch.set_default_dtype(dtype)
-            for one, said in rounded:
-                one.fp32_precision = said
+            with _turn:
+                threads, dtype, rounded = _theirs.pop()
+                torch.set_num_threads(threads)
+                if not _theirs:
+                    torch.set_default_dtype(dtype)
+                    for one, said in rounded:
+                        one.fp32_precision = said
+
+
+_turn = threading.Lock()
+_theirs: list[tuple[int, Any, list[tuple[Any, str]]]] = []
+"""What the program had set, once for each that computes now."""
 
 
 def leave_the_compiler_out() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from replayfleet.federation.service.torch_setup import torch_as_it_comes
+from replayfleet.federation.service.torch_setup import prepare_torch, torch_as_it_comes
 
 
 @pytest.mark.parametrize("theirs", [torch.no_grad, torch.inference_mode])
@@ -21,3 +22,24 @@ def test_gradients_are_there_for_who_trains_in_a_program_that_wants_none(
             (weight * torch.ones(1)).backward()
         assert not torch.is_grad_enabled()
     assert weight.grad is not None
+
+
+def test_of_two_that_compute_at_once_the_first_to_end_takes_nothing_from_the_other() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as program:
+            first, second = torch_as_it_comes(), torch_as_it_comes()
+            for thread, computing in ((one, first), (other, second)):
+                thread.submit(computing.__enter__).result()
+                thread.submit(prepare_torch, 1).result()
+            one.submit(first.__exit__, None, None, None).result()
+            assert torch.get_default_dtype() == torch.float32
+            assert other.submit(torch.get_num_threads).result() == 1
+            other.submit(second.__exit__, None, None, None).result()
+            assert torch.get_default_dtype() == torch.float64
+            assert program.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(before)
