@@ -97,6 +97,10 @@ class Run:
                     models[label] = Model("sub-generator", self.task, parameters)
         return models
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as its folder, which is opened anew there."""
+        return open_run, (self.path,)
+
     def _client(self, asked: str | int | None) -> str:
         if asked is None and len(self.clients) == 1:
             return self.clients[0]

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +331,12 @@ def test_a_run_stays_open_where_the_program_goes_elsewhere(
     run = open_run(simulated.path.name)
     monkeypatch.chdir(tmp_path)
     assert same(run.task_model(0), simulated.task_model(0))
+
+
+def test_a_run_goes_to_another_process(simulated: Run) -> None:
+    there = ForkingPickler.loads(ForkingPickler.dumps(simulated))
+    assert (there.path, there.clients, there.results) == (simulated.path, simulated.clients, simulated.results)
+    assert same(there.task_model(0), simulated.task_model(0))
 
 
 def test_a_run_that_has_gone_on_since_it_was_opened_is_to_be_opened_again(simulated: Run, tmp_path: Path) -> None:
