@@ -6,12 +6,14 @@ heading for every reason.
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import enum
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -66,6 +68,10 @@ readmitted while its round is open still has its upload."""
 
 class ReplayfleetError(Exception):
     """Base of every error that this project raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process whatever ``__init__`` takes: a pool ends with the first error that it can't read."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SettingsError(ReplayfleetError):
