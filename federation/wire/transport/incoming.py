@@ -418,7 +418,7 @@ class Incoming:
         idle = {
             peer: now - current.receiving.progressed_at
             for peer, current in self._open.items()
-            if not current.arrived and peer != EVERYBODY
+            if not current.arrived and peer != EVERYBODY and current.fetching is None  # which has an end of its own
         }
         loser = max(idle, key=lambda peer: idle[peer], default=None)
         if loser is None or idle[loser] < IDLE_S:

@@ -251,15 +251,27 @@ def test_bundles_that_are_replaced_while_they_are_fetched_leave_nothing_and_come
     assert not target.exists()
 
 
-@pytest.mark.parametrize("ended", ["its place went to another", "it took too long", "its blocks lied"])
+def test_who_is_fetched_from_the_store_keeps_its_place_until_that_has_ended(tmp_path: Path) -> None:
+    claims = Claims()
+    end = End(tmp_path, TransferLimits(max_open=1), claims)
+    offer = msgspec.structs.replace(offer_of(DATA), stored=True)
+    end.incoming.accept("cam-1", offer, 0.0)
+    end.incoming.accept("cam-2", offer, 1.0)
+    assert end.incoming.tick(FETCH_S - 1) == []
+    fetch, target = claims.begun[0]
+    target.write_bytes(DATA)
+    fetch.set_result(None)
+    assert [(type(event), event.peer) for event in end.incoming.tick(FETCH_S - 0.5)] == [(Arrived, "cam-1")]
+
+
+@pytest.mark.parametrize("ended", ["its client was left out", "it took too long", "its blocks lied"])
 def test_what_is_fetched_for_a_transfer_that_has_ended_leaves_nothing(tmp_path: Path, ended: str) -> None:
     claims = Claims()
     end = End(tmp_path, claims=claims)
     offer = msgspec.structs.replace(offer_of(DATA), stored=True)
     end.incoming.accept("slow-1", offer, 0.0)
-    if ended == "its place went to another":
-        for peer in ("slow-2", "cam-1"):
-            end.incoming.accept(peer, offer, IDLE_S)
+    if ended == "its client was left out":
+        end.incoming.forget("slow-1")
     elif ended == "it took too long":
         end.incoming.tick(FETCH_S)
     else:
