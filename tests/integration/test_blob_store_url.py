@@ -460,6 +460,31 @@ def test_a_bundle_that_is_being_put_while_nobody_wants_it_any_more_does_not_stay
     assert list((tmp_path / "store" / FLEET).iterdir()) == []
 
 
+@pytest.mark.parametrize("way", ["over the broker", "replaced"])
+def test_a_bundle_that_waits_for_its_turn_in_vain_keeps_none_after_it_waiting(
+    tmp_path: Path, folder: Callable[[], ClaimStore], way: str
+) -> None:
+    ours, gate = folder(), threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        gate.wait(60)
+        yield b"whole"
+
+    for number in range(claims._AT_A_TIME):
+        ours.put(f"{number:032}", slow())
+    pair = Pair(tmp_path, ours, None)
+    pair.aggregator.offer("cam-1", os.urandom(BLOB_BYTES))
+    storing = pair.aggregator.courier._open["cam-1"].storing
+    if way == "replaced":
+        pair.aggregator.offer("cam-1", b"small", version=2)
+    else:
+        pair.clock.now += claims.WAIT_S
+        pair.aggregator.work()
+    gate.set()
+    assert storing is not None
+    assert storing.cancelled()
+
+
 HANGS = """
 import threading
 from pathlib import Path

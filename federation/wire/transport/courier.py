@@ -365,6 +365,7 @@ class FleetCourier:
             return False
         if not storing.done() or storing.exception() is not None:
             claims, late = self._claims, current.offer.transfer_id
+            storing.cancel()  # one that still waits for its turn keeps those after it waiting
             if claims is not None:
                 storing.add_done_callback(lambda _: claims.drop(late))  # nobody fetches what comes too late
             current.offer = msgspec.structs.replace(current.offer, stored=False)
@@ -378,6 +379,7 @@ class FleetCourier:
         if current.storing is None:
             claims.drop(transfer_id)
         else:  # what is still being put there would come after its removal
+            current.storing.cancel()
             current.storing.add_done_callback(lambda _: claims.drop(transfer_id))
 
     def _answer(self, peer: str, message: Message) -> None:

@@ -478,6 +478,7 @@ def _let_fetch_go(current: _Incoming) -> None:
     target, fetching = _claimed(current.receiving), current.fetching
     if fetching is not None:
         current.fetching = None
+        fetching.cancel()
         fetching.add_done_callback(lambda _: target.unlink(missing_ok=True))
 
 

@@ -28,13 +28,17 @@ class Claims:
     """A store that takes its time."""
 
     usable = True
+    queues = False
 
     def __init__(self) -> None:
         self.begun: list[tuple[Future[None], Path]] = []
 
     def fetch(self, _transfer_id: str, target: Path, _size_bytes: int) -> Future[None]:
-        self.begun.append((Future(), target))
-        return self.begun[-1][0]
+        fetch: Future[None] = Future()
+        if not self.queues:
+            fetch.set_running_or_notify_cancel()
+        self.begun.append((fetch, target))
+        return fetch
 
 
 class End:
@@ -281,6 +285,15 @@ def test_what_is_fetched_for_a_transfer_that_has_ended_leaves_nothing(tmp_path: 
     target.write_bytes(DATA)
     fetch.set_result(None)
     assert not target.exists()
+
+
+def test_what_waits_for_the_store_in_vain_keeps_none_after_it_waiting(tmp_path: Path) -> None:
+    claims = Claims()
+    claims.queues = True
+    end = End(tmp_path, claims=claims)
+    end.incoming.accept("cam-1", msgspec.structs.replace(offer_of(DATA), stored=True), 0.0)
+    end.incoming.tick(FETCH_S)
+    assert claims.begun[0][0].cancelled()
 
 
 def test_a_verdict_ends_what_was_kept_for_its_offer(end: End) -> None:
