@@ -302,6 +302,26 @@ while (said := parent.recv()) is not None:
         parent.send((number, pickled.dumps(function(pickled.loads(item)))))"""
 """A driver whose first task never ends."""
 
+LONG = """import sys, time, ray.cloudpickle as pickled
+from multiprocessing.connection import Connection
+parent = Connection(int(sys.argv[1]))
+parent.send(2)
+begun = []
+while (said := parent.recv()) is not None:
+    if isinstance(said, bytes):
+        function = pickled.loads(said)
+        continue
+    begun.append(said)
+    _, folder = pickled.loads(said[1])
+    if len(begun) < 5:
+        continue
+    while not (folder / "silent").exists():
+        time.sleep(0.01)
+    for number, item in begun if len(begun) == 5 else [said]:
+        parent.send((number, pickled.dumps(function(pickled.loads(item)))))
+    (folder / "answered").touch()"""
+"""A driver whose first five tasks end while we do one of them."""
+
 FROZEN = """import os, signal, sys
 from multiprocessing.connection import Connection
 parent = Connection(int(sys.argv[1]))
@@ -329,6 +349,26 @@ def test_a_cluster_that_says_nothing_is_used_again_when_it_answers(
         done = engine.map(who_and, range(3))
     assert [item for _, item in done] == [0, 1, 2]
     assert os.getpid() not in {pid for pid, _ in done}
+
+
+def who_takes_long(item: tuple[int, Path]) -> int:
+    """Of us, until the cluster has answered."""
+    pid, folder = item
+    (folder / "silent").touch()
+    end = time.monotonic() + 60
+    while os.getpid() == pid and not (folder / "answered").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return os.getpid()
+
+
+def test_a_cluster_whose_tasks_are_long_is_given_more_once_it_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with contextlib.closing(driven_by(LONG, monkeypatch, 0.2)) as engine:
+        monkeypatch.setattr(engine_module.log, "warning", lambda *_: setattr(engine, "_silence_s", 60.0))
+        done = engine.map(who_takes_long, [(os.getpid(), tmp_path)] * 12)
+    assert [pid == os.getpid() for pid in done] == [True] + 11 * [False]
 
 
 def test_a_task_that_never_answers_keeps_no_other_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

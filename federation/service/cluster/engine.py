@@ -61,7 +61,8 @@ class RayEngine:
     """Does work as tasks of a Ray cluster, and here while there is none; a process of its own drives the cluster.
 
     A cluster that says nothing (frozen, without free CPUs, busy with one long task) is waited for only so long: this
-    process then does what that call asked for itself. Later calls ask again, for no more than it holds at a time.
+    process then does what that call asked for itself, until it answers. Later calls ask again, for no more than it
+    holds at a time.
 
     Args:
         address: ``ray``: a cluster that is started on this machine, and ends with this process; ``ray://HOST:PORT``.
@@ -94,7 +95,7 @@ class RayEngine:
         self._told_silent = False
         self._size = 0  # how many tasks the cluster does at a time; 0 while there is none
         self._told = self._closed = False
-        self._silence_s = self._patience_s = silence_s  # none in a call that heard nothing for so long
+        self._silence_s = self._patience_s = silence_s  # none in a call that heard nothing for so long, until it does
         self._begin()
         self._look(start_s)
 
@@ -155,7 +156,7 @@ class RayEngine:
             begun.clear()
         elif number in begun:
             place, item = begun.pop(number)
-            self._told_silent = False
+            self._told_silent, self._patience_s = False, self._silence_s  # its tasks are long
             if isinstance(done, bytes):
                 results[place] = self._pickled.loads(done)
             else:
@@ -163,7 +164,7 @@ class RayEngine:
                 results[place] = function(item)
 
     def _takes_more(self) -> bool:
-        """Whether to give the cluster more: not in a call that it was silent in, nor while it has all that it holds."""
+        """Whether to give the cluster more: not while a call hears nothing of it, nor while it has what it holds."""
         return bool(self._size and self._patience_s) and len(self._open) <= 2 * self._size
 
     def _begin(self) -> None:
