@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import Exclude, Pause, VerbRefused
 from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
 from replayfleet.aggregator.store import DATABASE
+from tests.support.waiting import until
 
 TESTS = Path(__file__).parents[1]
 CHANGES = {
@@ -147,9 +147,7 @@ def test_what_needs_a_running_aggregator_says_so_and_what_does_not_works(tmp_pat
 
 def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet) -> None:
     folder = fleet.tmp_path / "aggregator"
-    end = time.monotonic() + 60
-    while not listens(folder):  # before that nobody can connect, whatever the file's mode
-        assert time.monotonic() < end
+    until(lambda: listens(folder))  # before that nobody can connect, whatever the file's mode
     assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
     hostile = [b"", b"\n", b"\x00" * 100, b"{" * 5000 + b"\n", b"x" * (2 * MAX_REQUEST_BYTES), b'{"ask": "do"}\n']
     hostile += [b'{"ask": "plan", "verb": {"verb": "exclude", "client": "\\u0000"}}\n', b'{"ask": "look", "x": 1}\n']
@@ -170,9 +168,7 @@ def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet)
             line.settimeout(60)
             with contextlib.suppress(BlockingIOError):
                 line.connect(str(folder / SOCKET))
-    end = time.monotonic() + 60
-    while not listens(folder):
-        assert time.monotonic() < end
+    until(lambda: listens(folder))
     assert LocalControl(folder).plan(Exclude("cam-3")).undo == "aggregator readmit cam-3"
     assert LocalControl(folder).do(Pause()).undo == "aggregator resume"
     assert fleet.rounds.is_paused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.start import _check_files_and_displays
 from replayfleet.federation.errors import SettingsError
 from tests.support.mosquitto import mosquitto, password_file
+from tests.support.waiting import until
 
 
 def seen(camera: str, frame_id: int, *, boxes: bool = True, count: int = 2) -> Shown:
@@ -67,13 +68,6 @@ def listening(port: int, user: tuple[str, str] | None = None) -> Iterator[Listen
         yield listener
     finally:
         listener.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it didn't happen"
-        time.sleep(0.01)
 
 
 def opened(url: str, **options: Any) -> AnswerTopic:

@@ -22,6 +22,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport import claims
 from replayfleet.federation.wire.transport.claims import ClaimStore
 from tests.support.memory_broker import MemoryBroker
+from tests.support.waiting import until
 
 BLOB_BYTES = 1_500_000
 
@@ -421,10 +422,7 @@ def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
     over_the_broker, _ = pair.download(1)
     assert over_the_broker > BLOB_BYTES
     gate.set()
-    end = time.monotonic() + 60
-    while list((tmp_path / "store" / FLEET).iterdir()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not list((tmp_path / "store" / FLEET).iterdir()))
 
 
 @pytest.mark.parametrize("way", ["let go", "replaced", "abandoned"])
@@ -552,10 +550,7 @@ def test_what_a_store_that_rests_should_remove_is_removed_with_the_next(
     assert len(list(place.iterdir())) == 2
     clock.now += 31.0
     store.drop("b" * 32)
-    end = time.monotonic() + 60
-    while list(place.iterdir()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not list(place.iterdir()))
 
 
 def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_through(

@@ -27,6 +27,7 @@ from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
 from replayfleet.edge_client.flow import Picture, Shown
 from replayfleet.edge_client.sources import source_opener
 from replayfleet.models.specs import TaskSpec
+from tests.support.waiting import until
 
 TESTS = Path(__file__).resolve().parents[1]
 WAITING_S = 60.0
@@ -55,10 +56,7 @@ class Simulator:
         )
 
     def wait_until_restored(self) -> None:
-        until = time.monotonic() + WAITING_S
-        while not self.left_as_found:
-            assert time.monotonic() < until, self.now
-            time.sleep(0.05)
+        until(lambda: self.left_as_found, WAITING_S, lambda: self.now)
 
 
 @pytest.fixture
@@ -180,10 +178,7 @@ def test_a_process_that_cannot_be_started_is_a_lost_camera(simulator: Simulator,
     camera, stop = SupervisedCamera(CarlaSettings(**SMALL), "front", command=("/nowhere",)), threading.Event()
     watching = threading.Thread(target=lambda: list(camera.pictures(stop)))
     watching.start()
-    until = time.monotonic() + WAITING_S
-    while not camera.counts.num_lost:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: camera.counts.num_lost, WAITING_S)
     stop.set()
     watching.join(WAITING_S)
     assert "No such file" in str([vars(record).get("fields") for record in caplog.records])

@@ -29,6 +29,7 @@ from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, enc
 from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, CHROMIUM, Browser, chromium
 from tests.support.consoles import console
+from tests.support.waiting import until
 from tests.support.watched_fleet import BEGAN, watched_fleet
 
 PAGES = ("/", "/round", "/clients/cam-002", "/methods", "/journal")
@@ -63,10 +64,7 @@ def test_it_is_started_again_when_it_dies_and_ends_with_its_parent(tmp_path: Pat
 
 def answered(port: int) -> None:
     """Wait until a console answers there."""
-    until = time.monotonic() + PATIENCE_S
-    while not answers(port):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: answers(port), PATIENCE_S)
 
 
 def answers(port: int) -> bool:
@@ -193,10 +191,7 @@ def test_a_page_that_is_told_of_no_changes_asks_for_them_and_says_when_it_may_no
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        until = time.monotonic() + PATIENCE_S
-        while not server.url:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: server.url, PATIENCE_S)
         page = browser.page(server.url + "clients/cam-001")
         page.wait("document.getElementById('live-state').textContent === 'live'")
         with (folder / "events.jsonl").open("a") as file:

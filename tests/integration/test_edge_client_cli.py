@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.cli import main
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.waiting import until
 
 GOOD = {"broker": "mqtt://127.0.0.1:1", "client-id": "cam-0", "source": "folder://images", "data-dir": "data"}
 
@@ -130,7 +130,7 @@ def test_without_a_broker_the_client_says_so_goes_on_trying_and_stops_at_once(pl
         command(*start_words(broker=f"mqtt://127.0.0.1:{port}")), cwd=place, stderr=subprocess.PIPE
     )
     status = place / "data" / "status.json"
-    wait(lambda: status.exists() and "connecting" in json.loads(status.read_text())["broker"])
+    until(lambda: status.exists() and "connecting" in json.loads(status.read_text())["broker"])
     taken = run(start_words(), place)
     assert taken.returncode == 2
     assert f"in use by process {process.pid}" in taken.stderr
@@ -148,13 +148,6 @@ def trains(pid: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
             links.append(str(entry.readlink()))
     return any(link.startswith("/memfd:round-data") for link in links)
-
-
-def wait(done: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

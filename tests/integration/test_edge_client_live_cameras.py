@@ -26,6 +26,8 @@ from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.edge_client.cameras.live.wire import CameraJob, Lost, WorkerProcess
 from replayfleet.edge_client.flow import CameraError, Picture
+from tests.support.processes import is_gone
+from tests.support.waiting import until
 
 TESTS = Path(__file__).parents[1]
 WITHIN_S = 5.0
@@ -66,24 +68,17 @@ class Watched:
     def wait_for(self, num: int, limit_s: float = 60.0) -> None:
         """Wait for so many pictures more."""
         wanted = len(self.pictures) + num
-        eventually(lambda: len(self.pictures) >= wanted, limit_s)
+        until(lambda: len(self.pictures) >= wanted, limit_s)
 
     def time_to_next(self) -> float:
         """Seconds from now to a picture that was taken after now."""
         began = time.monotonic()
-        eventually(lambda: self.pictures[-1].captured_at >= began)
+        until(lambda: self.pictures[-1].captured_at >= began)
         return time.monotonic() - began
 
 
 def street(server: RtspServer, **impatient: float) -> SupervisedCamera:
     return SupervisedCamera(RtspCameraSettings(server.url, **impatient), "front")  # type: ignore[arg-type]
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -156,7 +151,7 @@ def test_a_stream_that_fails_is_one_line_and_is_back_within_five_seconds_of_its_
     with RtspServer() as server, Watched(street(server, **impatient)) as watched:
         watched.wait_for(10)
         fail(server)
-        eventually(lambda: lines("camera lost"))
+        until(lambda: lines("camera lost"))
         num_seen = len(watched.pictures)
         time.sleep(1.0)  # more attempts fail
         assert watched.camera.trouble.startswith("lost: ")
@@ -180,7 +175,7 @@ def test_a_camera_that_asks_for_another_password_says_so(lines: Callable[[str], 
     with RtspServer() as server:
         server.status = "401 Unauthorized"
         with Watched(street(server)):
-            eventually(lambda: lines("camera lost"))
+            until(lambda: lines("camera lost"))
     assert "401" in lines("camera lost")[0]["reason"]
     assert lines("camera lost")[0]["source"] == f"rtsp://127.0.0.1:{server.port}/street?***"
 
@@ -193,7 +188,7 @@ def test_a_stream_that_changes_its_size_goes_on_with_one_line(lines: Callable[[s
     ):
         watched.wait_for(3)
         server.size = (640, 384)
-        eventually(lambda: watched.pictures[-1].size == (640, 384))
+        until(lambda: watched.pictures[-1].size == (640, 384))
         watched.wait_for(3)
     assert [line["size"] for line in lines("camera changed size")] == ["640x384"]
     assert not lines("camera lost")
@@ -215,7 +210,7 @@ def test_an_unplugged_camera_is_back_when_it_is_plugged_in_and_the_other_one_nev
         watched.wait_for(5)
         unharmed.wait_for(5)
         plug("unplugged")
-        eventually(lambda: lines("camera lost"))
+        until(lambda: lines("camera lost"))
         unharmed.wait_for(50)
         plug("plugged")
         assert watched.time_to_next() <= WITHIN_S
@@ -235,7 +230,7 @@ def test_a_read_that_hangs_is_killed_and_replaced(
         before = watched.camera.pid
         assert before is not None
         plug("hung")
-        eventually(lambda: lines("camera lost"))
+        until(lambda: lines("camera lost"))
         assert lines("camera lost")[0]["reason"] == "it hung, for 1 s"
         assert is_gone(before)
         plug("plugged")
@@ -257,7 +252,7 @@ def test_nothing_is_left_behind_by_capture_processes_that_died(
             pid = watched.camera.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: watched.camera.pid != pid)  # noqa: B023 - called in this turn only
+            until(lambda: watched.camera.pid != pid)  # noqa: B023 - called in this turn only
             pids.append(pid)
         watched.wait_for(2)
         pids.append(watched.camera.pid)
@@ -290,7 +285,7 @@ def test_a_capture_process_dies_with_its_parent_even_when_that_is_killed(
         plug(state)
         time.sleep(0.1)
         parent.kill()
-        eventually(lambda: is_gone(pid))
+        until(lambda: is_gone(pid))
 
 
 def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dropped(
@@ -348,14 +343,6 @@ def test_a_capture_process_computes_with_one_thread_unless_an_operator_says_othe
             assert worker.receive(60.0) == Lost(number or "1", 0)
         finally:
             worker.close(kill=True)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether the process is no more, or waits for somebody to ask how it ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def open_files() -> list[str]:

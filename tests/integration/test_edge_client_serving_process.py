@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import psutil
 import pytest
 from support.quiet import Quiet
 from support.served_models import SCENE, TASK, Colours
@@ -37,6 +38,7 @@ from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.edge_client.serving.worker import _loaded
 from replayfleet.federation.errors import ArtefactRejected, Reason
+from tests.support.waiting import until
 
 RATE_HZ = 100.0
 DOUBLE = (sys.executable, str(Path(__file__).parents[1] / "support/doubled_serving_worker.py"))
@@ -73,10 +75,7 @@ class Rig:
         self.answered(5)
 
     def until(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not done():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(done, limit_s)
 
     def answered(self, more: int) -> None:
         target = len(self.seen) + more
@@ -115,14 +114,6 @@ def worker_of(slot: ModelSlot) -> WorkerModel:
     assert slot.active is not None
     assert isinstance(slot.active.model, WorkerModel)
     return slot.active.model
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_process_answers_as_its_model_does_to_the_bit_also_in_pieces(colours: Colours) -> None:
@@ -294,7 +285,7 @@ def test_a_process_that_grows_is_recycled_between_two_frames(
     made.answered(5)
     assert worker_of(made.slot).pid != pid
     assert pid is not None
-    made.until(lambda: not runs(pid))
+    made.until(lambda: not psutil.pid_exists(pid))
     assert worker_of(made.slot).num_deaths == 0
     made.check_answers({1: 0})
 
@@ -328,7 +319,7 @@ def test_under_hot_swaps_each_frame_has_the_answer_of_the_version_that_it_names(
         assert made.loop.counts.num_dropped == 0
         assert max(made.first_answer_of(version) - decided_at[version] for version in decided_at) < 0.05
     assert len(set(pids)) == 9
-    made.until(lambda: not any(runs(pid) for pid in pids[:-2] if pid is not None))
+    made.until(lambda: not any(psutil.pid_exists(pid) for pid in pids[:-2] if pid is not None))
 
 
 def test_a_signal_to_the_whole_group_is_left_to_the_client(rig: Callable[..., Rig], colours: Colours) -> None:
@@ -369,12 +360,9 @@ def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
-        assert runs(pid)
+        assert psutil.pid_exists(pid)
         client.kill()
-    deadline = time.monotonic() + 60
-    while runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_process_whose_client_died_before_it_said_what_to_serve_ends_without_a_word() -> None:

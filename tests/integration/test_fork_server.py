@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from replayfleet.edge_client.serving.fork_server import IS_POSSIBLE, Forked, ForkServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="needs descriptors of processes (Linux)")
 DOES = """
@@ -56,13 +56,6 @@ def start(server: ForkServer, what: str, *more: int) -> Forked:
         return STARTED[-1]
     finally:
         os.close(reader)
-
-
-def until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("what", "status"), [("exit", 7), ("fail", 1), ("crash", -signal.SIGSEGV), ("tell", 0)])

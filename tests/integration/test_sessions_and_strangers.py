@@ -6,8 +6,7 @@ import itertools
 import secrets
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,16 +25,10 @@ from replayfleet.federation.wire.transport.connecting import Connector, secret_i
 from replayfleet.federation.wire.transport.interfaces import Session, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 WILL = Will("t/will", b"gone")
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 class Yard:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
@@ -33,19 +33,14 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
+from tests.support.processes import is_gone
 from tests.support.voices import Plain
+from tests.support.waiting import until
 
 log = logging.getLogger(__name__)
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 FLEET = "yard"
 Inbox = SimpleQueue[tuple[str, bytes]]
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 class Member:
@@ -509,8 +504,7 @@ def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: 
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    state = Path(f"/proc/{pid}/stat")
-    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    until(lambda: is_gone(pid))
 
 
 @needs_mosquitto

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from replayfleet.federation.service.logs import configure_logging
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.waiting import until
 
 VERBS: tuple[Verb, ...] = (
     Exclude("cam-1"),
@@ -150,10 +150,7 @@ def forked(folder: Path, kill_at: str) -> int:
             aggregate(folder, kill_at)
         finally:
             os._exit(0)
-    end = time.monotonic() + 60
-    while not listens(folder):
-        assert time.monotonic() < end, f"no aggregator on {folder}"
-        time.sleep(0.01)
+    until(lambda: listens(folder), said=lambda: f"no aggregator on {folder}")
     return pid
 
 

@@ -6,11 +6,12 @@ import json
 import re
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
 PATIENCE_S = 60.0
@@ -57,17 +58,11 @@ class Prometheus:
             return None  # it begins
 
     def wait(self, query: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not (self.ask(f"query?query={urllib.parse.quote(query)}") or {}).get("result"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(lambda: (self.ask(f"query?query={urllib.parse.quote(query)}") or {}).get("result"), PATIENCE_S)
 
     def firing(self) -> set[str]:
         found = self.ask("alerts") or {"alerts": []}
         return {alert["labels"]["alertname"] for alert in found["alerts"] if alert["state"] == "firing"}
 
     def until_firing(self, names: set[str]) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not names <= (found := self.firing()):
-            assert time.monotonic() < until, names - found
-            time.sleep(0.1)
+        until(lambda: names <= self.firing(), PATIENCE_S, lambda: names - self.firing())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from support.mortal_verbs import listens
 from support.tiny_fleet import TinyFleet
+
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -23,10 +24,7 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     stop = threading.Event()
     serving = threading.Thread(target=lambda: made.new_service().run(stop))
     serving.start()
-    end = time.monotonic() + 60
-    while not listens(folder / "aggregator"):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: listens(folder / "aggregator"))
     try:
         yield made
     finally:

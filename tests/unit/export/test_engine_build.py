@@ -9,8 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,8 @@ from replayfleet.export.engines.cache import EngineCache
 from replayfleet.export.engines.maker import EngineFailed, artefact_digest
 from replayfleet.export.running.provider_options import BatchProfile
 from tests.support.paper_engines import NUM_PARTS
+from tests.support.processes import is_gone
+from tests.support.waiting import until
 
 PROFILE = BatchProfile()
 PAPER = "tests.support.paper_engines"
@@ -31,21 +31,6 @@ def build_with(maker: str, folder: Path, heard: list[tuple[int, int]] | None = N
         progress = (lambda part, of: heard.append((part, of))) if heard is not None else (lambda part, of: None)
         EngineBuild(f"{PAPER}:{maker}").run(b"model " * 100, place, PROFILE, progress)
         return cache.store(place, "a" * 64, PROFILE)
-
-
-def wait_for(done: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_an_engine_is_built_by_a_process_that_yields_to_everybody_and_tells_how_far_it_is(tmp_path: Path):
@@ -84,12 +69,12 @@ def test_a_build_is_stopped_at_once_from_another_thread(tmp_path: Path):
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_for((tmp_path / "builder").exists)
+    until((tmp_path / "builder").exists)
     pid = int((tmp_path / "builder").read_text())
     build.stop("a newer model came")
     thread.join(timeout=20)
     assert caught == ["a newer model came"]
-    assert not is_alive(pid)
+    assert is_gone(pid)
     assert list((tmp_path / "engines").iterdir()) == []
     with pytest.raises(EngineFailed, match="a newer model came"), cache.workplace() as place:
         build.run(b"model", place, PROFILE, lambda part, of: None)  # stopped for good
@@ -119,12 +104,12 @@ KILLED = textwrap.dedent(
 
 def test_a_builder_dies_with_a_client_that_is_killed_and_its_half_is_never_used(tmp_path: Path):
     client = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
-    wait_for((tmp_path / "builder").exists)
+    until((tmp_path / "builder").exists)
     pid = int((tmp_path / "builder").read_text())
-    assert is_alive(pid)
+    assert not is_gone(pid)
     client.kill()
     client.wait()
-    wait_for(lambda: not is_alive(pid), limit_s=10)
+    until(lambda: is_gone(pid), limit_s=10)
     cache = EngineCache(tmp_path / "engines", {"device": "paper"})
     assert cache.find("a" * 64, PROFILE) is None
     assert len(list((tmp_path / "engines").iterdir())) == 1  # the half one

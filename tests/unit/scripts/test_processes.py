@@ -1,36 +1,24 @@
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from replayfleet.scripts.launch import processes
 from replayfleet.scripts.launch.processes import Child, ChildFailed, Children, environment, tail
+from tests.support.processes import is_gone
+from tests.support.waiting import until
 
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
 def wait_for_text(path: Path) -> str:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_text().endswith("\n"):
-            return path.read_text()
-        time.sleep(0.01)
-    raise AssertionError(f"nothing was written to {path}")
+    until(lambda: path.exists() and path.read_text().endswith("\n"), 20, lambda: f"nothing was written to {path}")
+    return path.read_text()
 
 
 def test_a_failed_process_is_named_with_the_end_of_its_log(tmp_path: Path):
@@ -71,10 +59,7 @@ def test_leaving_ends_processes_and_what_they_started(tmp_path: Path):
         parent = children.start("client-0", python(code))
         grandchild = int(wait_for_text(tmp_path / "client-0.log"))
         assert not is_gone(grandchild)
-    deadline = time.monotonic() + 20
-    while not is_gone(grandchild) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_gone(grandchild)
+    until(lambda: is_gone(grandchild), 20)
     assert parent.process.returncode == -signal.SIGTERM
 
 
@@ -84,10 +69,7 @@ def test_what_a_crashed_process_started_is_ended_too(tmp_path: Path):
         parent = children.start("client-0", python(f"{code}; sys.stdout.flush(); raise SystemExit(1)"))
         parent.process.wait(20)
         grandchild = int(wait_for_text(tmp_path / "client-0.log"))
-    deadline = time.monotonic() + 20
-    while not is_gone(grandchild) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_gone(grandchild)
+    until(lambda: is_gone(grandchild), 20)
 
 
 def test_a_process_that_ignores_the_polite_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.federation.errors import Reason
 from replayfleet.models.specs import TaskSpec
+from tests.support.waiting import until
 
 TASK = TaskSpec(1, 28, ("cat", "dog"), generator_width=1)
 VIEW = WholePicture(TASK)
@@ -296,13 +297,6 @@ class ScriptedCamera:
         return "scripted"
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 class SlowOnBright:
     """Keeps the serving thread busy with a bright picture until it is let go."""
 
@@ -324,7 +318,7 @@ def test_the_loop_answers_only_the_newest_frame_after_a_slow_one() -> None:
     assert slow.busy.wait(60)
     for frame_id in (1, 2, 3):
         camera.queue.put(picture(frame_id))
-    wait_for(lambda: camera.handed_on == [0, 1, 2, 3])
+    until(lambda: camera.handed_on == [0, 1, 2, 3])
     slow.free.set()
     assert [done.get(timeout=60).picture.frame_id for _ in range(2)] == [0, 3]
     loop.stop()
@@ -345,7 +339,7 @@ def test_of_a_recording_every_frame_is_answered_and_its_end_is_known() -> None:
     assert not loop.ended
     slow.free.set()
     assert [done.get(timeout=60).picture.frame_id for _ in range(20)] == list(range(20))
-    wait_for(lambda: loop.ended)
+    until(lambda: loop.ended)
     loop.stop()
     assert loop.counts.num_dropped == 0
 
@@ -389,7 +383,7 @@ def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.Log
         cameras[0].queue.put(CameraError("unplugged"))
         cameras[1].queue.put(picture(frame_id, camera="rear"))
         assert done.get(timeout=60).picture.camera == "rear"
-    wait_for(lambda: cameras[0].queue.empty())
+    until(lambda: cameras[0].queue.empty())
     assert "front: unplugged" in loop.error
     cameras[0].queue.put(picture(9, camera="front"))
     assert done.get(timeout=60).picture.camera == "front"
@@ -410,7 +404,7 @@ def test_a_camera_that_comes_back_may_count_from_0_and_no_two_pictures_have_one_
             seen.append(done.get(timeout=60).picture.frame_id)
     assert seen == [0, 5, 6, 8, 40]
     camera.queue.put(picture(40))
-    wait_for(lambda: "frame_id is 40 after 40, expected to rise" in loop.error)
+    until(lambda: "frame_id is 40 after 40, expected to rise" in loop.error)
     loop.stop()
 
 
@@ -472,7 +466,7 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
     camera.queue.put(OSError("driver bug"))
     loop = InferenceLoop([camera], Answerer(ModelSlot(), VIEW))
     loop.start()
-    wait_for(lambda: bool(loop.error))
+    until(lambda: bool(loop.error))
     loop.stop()
     assert loop.error == "cam: OSError: driver bug"
 
@@ -504,9 +498,9 @@ def test_a_camera_of_others_that_gives_nonsense_is_done_and_the_others_are_serve
     loop = InferenceLoop([bad, good], Answerer(_slot(says(0.0, 1.0)), VIEW), seen.append)
     loop.start()
     bad.queue.put(given)
-    wait_for(lambda: bool(loop.error))
+    until(lambda: bool(loop.error))
     good.queue.put(picture(1, camera="good"))
-    wait_for(lambda: len(seen) == 1)
+    until(lambda: len(seen) == 1)
     loop.stop()
     assert problem in loop.error
     assert loop.error.startswith("cam: ")

@@ -8,7 +8,6 @@ import queue
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,8 @@ from replayfleet.edge_client.learning.training import brake as brakes
 from replayfleet.edge_client.learning.training.brake import TrainingBrake
 from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+from tests.support.processes import state_of
+from tests.support.waiting import until
 
 BUSY = """
 import sys, threading
@@ -107,15 +108,8 @@ def test_a_real_process_stands_still_goes_on_and_ends_while_it_stands_still() ->
         brake = TrainingBrake(Reading, throttle, training)
         for now, expected in ((7.0, "R"), (7.6, "T"), (8.1, "R"), (8.9, "T")):
             brake.tick(now)
-            until_state(training.pid, expected)
+            until(lambda expected=expected: state_of(training.pid) == expected, said=lambda: state_of(training.pid))
     finally:
         began = time.monotonic()
         training.stop()
     assert time.monotonic() - began < 30
-
-
-def until_state(pid: int | None, expected: str) -> None:
-    end = time.monotonic() + 60
-    while (found := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != expected:
-        assert time.monotonic() < end, found
-        time.sleep(0.01)

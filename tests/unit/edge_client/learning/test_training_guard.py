@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from replayfleet.edge_client.learning.training.guard import (
     with_batches_of,
     within_memory,
 )
+from tests.support.processes import is_gone, state_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is promised is promised on Linux")
 
@@ -94,11 +95,11 @@ def test_a_stopped_training_process_does_not_outlive_a_killed_client(tmp_path: P
     try:
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         pid = int((tmp_path / "pid").read_text())
-        until(lambda: state(pid) == "T")
+        until(lambda: state_of(pid) == "T")
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: state(pid) in {"", "Z"})
+    until(lambda: is_gone(pid))
 
 
 def test_memory_that_runs_out_halves_the_batches_and_the_round_is_done_anew() -> None:
@@ -156,28 +157,12 @@ def test_memory_that_never_suffices_ends_in_words_and_other_errors_pass() -> Non
     assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
 
 
-def state(pid: int) -> str:
-    """The process's state as the kernel shows it, T for stopped; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def until(holds: object, limit_s: float = 60.0) -> None:
-    assert callable(holds)
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.02)
-
-
 def test_the_state_of_a_process_can_be_told() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: state(process.pid) == "T")
+        until(lambda: state_of(process.pid) == "T")
     finally:
         process.kill()
         process.wait()
-    assert state(process.pid) == ""
+    assert state_of(process.pid) == ""

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from replayfleet.edge_client.operator.display.drawing import MIN_WIDTH, Legend, 
 from replayfleet.edge_client.operator.display.recorder import MAX_WAITING, Film, Recorder, check_film
 from replayfleet.edge_client.operator.display.window import Window, check_display
 from replayfleet.federation.errors import SettingsError
+from tests.support.waiting import until
 
 LEGEND = Legend(("car", "bike"), ("car", "bike"), 4)
 CORNERS = np.array([[100, 100, 200, 180], [300, 120, 420, 240]], np.float32)
@@ -251,7 +251,7 @@ def test_every_camera_has_a_window_with_its_newest_picture_drawn(ends_by: str, m
             for camera in ("front", "rear"):
                 window.watch(seen_by(camera, frame_id))
         expected = {camera: drawn(seen_by(camera, 2), LEGEND)[:, :, ::-1] for camera in ("front", "rear")}
-        eventually(lambda: all(np.array_equal(screen.shown.get(name), image) for name, image in expected.items()))
+        until(lambda: all(np.array_equal(screen.shown.get(name), image) for name, image in expected.items()))
         if ends_by == "q":
             screen.key = ord("q")
             assert screen.destroyed.wait(60)
@@ -270,10 +270,3 @@ def seen_by(camera: str, frame_id: int) -> Shown:
         picture=dataclasses.replace(found.picture, camera=camera),
         prediction=dataclasses.replace(found.prediction, camera=camera),
     )
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from replayfleet.federation.wire.protocol.tensors import encode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from tests.support.matrix_product import matrix_product
 from tests.support.paper_engines import PaperMaker
+from tests.support.waiting import until
 
 PAPER = "tests.support.paper_engines"
 
@@ -81,13 +82,6 @@ def engine_of(folder: Path, model: ServedModel) -> Path | None:
     return cache_in(folder).find(artefact_digest(job.graph, job.parameters), BatchProfile())
 
 
-def wait_for(done: Callable[[], object], limit_s: float = 90.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 class Bench:
     """A desk with everything around it."""
 
@@ -120,13 +114,13 @@ def test_the_served_model_gets_an_engine_and_operators_see_how_far_it_is(bench: 
     assert desk.state == ""
     model = served(bench.folder, 1)
     desk.want(model)
-    wait_for(lambda: desk.state.startswith("building engine 3/11"))
+    until(lambda: desk.state.startswith("building engine 3/11"))
     bench.now += 42.3
     assert desk.state == "building engine 3/11, 42 s"
     assert bench.slot.upgrades == []
     (bench.folder / "go").touch()
-    wait_for(lambda: bench.slot.upgrades)
-    wait_for(lambda: desk.state == "engine serves")
+    until(lambda: bench.slot.upgrades)
+    until(lambda: desk.state == "engine serves")
     version, faster = bench.slot.upgrades[0]
     assert version == 1
     assert faster is not model.model
@@ -137,18 +131,18 @@ def test_the_served_model_gets_an_engine_and_operators_see_how_far_it_is(bench: 
 def test_after_a_restart_the_engine_comes_from_the_cache(bench: Bench):
     first = bench.desk()
     first.want(served(bench.folder, 1))
-    wait_for(lambda: bench.slot.upgrades)
+    until(lambda: bench.slot.upgrades)
     first.stop()
     again = bench.desk(new_build=lambda: Refuses("nothing should be built"))
     again.want(served(bench.folder, 1))
-    wait_for(lambda: len(bench.slot.upgrades) == 2)
+    until(lambda: len(bench.slot.upgrades) == 2)
 
 
 def test_on_a_disk_that_takes_nothing_the_engine_that_is_there_serves(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """The desk's thread ended as it couldn't delete what is of no use, and nothing ever got an engine."""
     first = bench.desk()
     first.want(served(bench.folder, 1))
-    wait_for(lambda: bench.slot.upgrades)
+    until(lambda: bench.slot.upgrades)
     first.stop()
     (bench.folder / "engines" / "of no use").mkdir()
 
@@ -159,7 +153,7 @@ def test_on_a_disk_that_takes_nothing_the_engine_that_is_there_serves(bench: Ben
     monkeypatch.setattr(cache.os, "utime", read_only)
     again = bench.desk(new_build=lambda: Refuses("nothing should be built"))
     again.want(served(bench.folder, 1))
-    wait_for(lambda: len(bench.slot.upgrades) == 2 or again.state or not again._thread.is_alive())
+    until(lambda: len(bench.slot.upgrades) == 2 or again.state or not again._thread.is_alive())
     assert len(bench.slot.upgrades) == 2
 
 
@@ -167,13 +161,13 @@ def test_a_newer_model_stops_the_build_of_an_older_one(bench: Bench):
     desk = bench.desk("WaitingMaker")
     old, new = served(bench.folder, 1), served(bench.folder, 2)
     desk.want(old)
-    wait_for((bench.folder / "builder").exists)
+    until((bench.folder / "builder").exists)
     (bench.folder / "builder").unlink()
     bench.slot.active_version = 2
     desk.want(new)
-    wait_for((bench.folder / "builder").exists)  # the newer one's
+    until((bench.folder / "builder").exists)  # the newer one's
     (bench.folder / "go").touch()
-    wait_for(lambda: bench.slot.upgrades)
+    until(lambda: bench.slot.upgrades)
     assert [version for version, _ in bench.slot.upgrades] == [2]
     assert engine_of(bench.folder, old) is None
     assert "no engine" not in desk.state
@@ -184,7 +178,7 @@ def test_an_engine_of_a_model_that_serves_no_more_is_kept_but_not_served(bench: 
     model = served(bench.folder, 1)
     bench.slot.active_version = 7
     desk.want(model)
-    wait_for(lambda: desk.state == "" and engine_of(bench.folder, model) is not None)
+    until(lambda: desk.state == "" and engine_of(bench.folder, model) is not None)
     assert bench.slot.upgrades == []
 
 
@@ -193,8 +187,8 @@ def test_a_failed_build_is_said_once_and_serving_goes_on_without(bench: Bench, c
     with caplog.at_level(logging.WARNING):
         for version in (1, 2):
             desk.want(served(bench.folder, version))
-            wait_for(lambda: desk.state == "no engine: RuntimeError: no paper left")
-            wait_for(lambda: not any((bench.folder / "engines").glob(".building-*")))
+            until(lambda: desk.state == "no engine: RuntimeError: no paper left")
+            until(lambda: not any((bench.folder / "engines").glob(".building-*")))
     assert [record.message for record in caplog.records] == ["no engine"]
     assert bench.slot.upgrades == []
 
@@ -205,7 +199,7 @@ def test_after_some_failures_in_a_row_nothing_is_built_any_more(bench: Bench, ca
     with caplog.at_level(logging.WARNING):
         for version in range(1, GIVE_UP_AFTER + 3):
             desk.want(served(bench.folder, version))
-            wait_for(lambda number=version: Refuses.made >= number and not desk._wanted)
+            until(lambda number=version: Refuses.made >= number and not desk._wanted)
             time.sleep(0.05)
     messages = [record.message for record in caplog.records]
     assert messages == ["no engine"] * (GIVE_UP_AFTER - 1) + ["no more engines are built"]
@@ -214,7 +208,7 @@ def test_after_some_failures_in_a_row_nothing_is_built_any_more(bench: Bench, ca
 def test_a_client_that_stops_doesnt_wait_for_a_build(bench: Bench):
     desk = bench.desk("WaitingMaker")
     desk.want(served(bench.folder, 1))
-    wait_for((bench.folder / "builder").exists)
+    until((bench.folder / "builder").exists)
     began = time.monotonic()
     desk.stop()
     assert time.monotonic() - began < 30

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service import health
 from replayfleet.federation.service.health import OFF, HealthServer
+from tests.support.waiting import until
 
 
 def fetched(url: str | urllib.request.Request, authorization: str = "") -> tuple[int, bytes]:
@@ -75,10 +76,7 @@ def test_a_port_that_another_program_has_is_said_and_waited_for(
     assert second.url == ""
     assert "health and metrics wait" in caplog.text
     first.stop()
-    end = time.monotonic() + 60
-    while not second.url:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: second.url)
     assert b"second" in fetched(second.url + "/healthz")[1]
     second.stop()
 

@@ -5,7 +5,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ from replayfleet.federation.simulator.tables.estimate import Work, seconds_left
 from replayfleet.federation.simulator.tables.paper import Column, Row
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
 from replayfleet.federation.simulator.tables.running import LOG, Runner, earlier_work
+from tests.support.processes import is_gone
+from tests.support.waiting import until
 
 
 def planned(folder: Path, *, method: str = "fedavg", rounds: int = 4) -> PlannedRun:
@@ -197,14 +198,6 @@ time.sleep(60)
 """
 
 
-def _runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
 def test_runs_end_with_a_table_that_is_killed(tmp_path: Path):
     """Or the same command, given again, would run beside them in the same folders."""
@@ -212,12 +205,9 @@ def test_runs_end_with_a_table_that_is_killed(tmp_path: Path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert _runs(child)
+        assert not is_gone(child)
         parent.kill()
-    until = time.monotonic() + 20
-    while _runs(child) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not _runs(child)
+    until(lambda: is_gone(child), 20)
 
 
 def test_the_line_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path):
