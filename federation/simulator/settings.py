@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,32 +17,8 @@ from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.service.settings import in_words
 from replayfleet.federation.streams.datasets import has_boxes
-from replayfleet.federation.streams.stream import DRIVING, FEW_SHOT, TASK_BY_TASK, StreamSettings
+from replayfleet.federation.streams.stream import DRIVING, FEW_SHOT, TASK_BY_TASK, StreamSettings, StreamSize
 from replayfleet.models.specs import AnyTaskSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSize:
-    """How large a stream a preset stands for; the names are those of ``StreamSettings``."""
-
-    num_clients: int
-    num_rounds: int | None
-    samples_per_class: int
-    test_samples_per_class: int | None = None
-    classes_per_task: int = 2
-    overlap: int = 0
-    num_absent: int = 0
-    late_town: str = ""
-    late_rounds: int | None = None
-    num_tasks: int = 5
-    rounds_per_task: int = 4
-    split: str = "two-classes"
-    dirichlet_alpha: float = 0.3
-    stagger: int = 0
-    base_classes: int = 6
-    base_rounds: int = 4
-    shots: int = 5
-
 
 SIZES: dict[str, StreamSize] = {
     "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=200),

@@ -112,11 +112,10 @@ _ONLY_IN: tuple[tuple[Sequence[str], str, Sequence[str]], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSettings:
-    """What defines a stream over a given data set.
+class StreamSize:
+    """How large a stream is.
 
     Attributes:
-        scenario: a key of ``SCENARIOS``, ``DRIVING``, or one of ``TASK_BY_TASK``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
         num_rounds: T; None is the paper's floor(N / ((K_T + overlap) N_T)) K, with N samples in the smallest class
             (of ``extreme``: the number of task types), or as many as the data last for where that is fewer or none.
@@ -126,7 +125,6 @@ class StreamSettings:
         classes_per_task: K_T.
         overlap: classes that adjacent task types share, on top of K_T: at most those of all task types but two.
         num_absent: clients that miss each round but the first.
-        seed: of all draws.
         late_town: of scenario ``DRIVING``: where the first client alone gets to in the last rounds; "" is nowhere.
         late_rounds: how many those are; None is a seventh, as FedGP's rounds 60 to 69 of 70.
         num_tasks: of scenarios ``TASK_BY_TASK``, in which ``samples_per_class`` and ``test_samples_per_class`` are
@@ -140,7 +138,6 @@ class StreamSettings:
         shots: of that, training samples of one class of a later task in the whole fleet.
     """
 
-    scenario: str
     num_clients: int
     num_rounds: int | None = None
     samples_per_class: int = 200
@@ -148,7 +145,6 @@ class StreamSettings:
     classes_per_task: int = 2
     overlap: int = 0
     num_absent: int = 0
-    seed: int = 0
     late_town: str = ""
     late_rounds: int | None = None
     num_tasks: int = 5
@@ -159,6 +155,19 @@ class StreamSettings:
     base_classes: int = 6
     base_rounds: int = 4
     shots: int = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSettings(StreamSize):
+    """What defines a stream over a given data set.
+
+    Attributes:
+        scenario: a key of ``SCENARIOS``, ``DRIVING``, or one of ``TASK_BY_TASK``.
+        seed: of all draws.
+    """
+
+    scenario: str
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self._check_scenario()
