@@ -6,7 +6,6 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
 from tests.support import toy
+from tests.support.rng import rng
 from tests.support.toy import toy_data
 
 TOY = replace(toy.TOY, architecture="resnet20")
@@ -31,10 +31,6 @@ PLAIN_SGD: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0}
 ONE_EPOCH: dict[str, Any] = {**PLAIN_SGD, "local_epochs": 1, "batch_size": 16, "learning_rate": 0.01}
 SECOND_STAGE: dict[str, Any] = {**PLAIN_SGD, "local_epochs": 4, "batch_size": 8, "learning_rate": 0.02}
 """Long enough for FedAvg to unlearn the first stage."""
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def random_model(seed: int = 0) -> Parameters:

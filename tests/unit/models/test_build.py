@@ -12,14 +12,11 @@ from torch import nn
 
 from replayfleet.models.build import build_critic, build_generator, build_like, build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
+from tests.support.rng import rng
 
 TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=8)
 BUILDERS = [build_task_model, build_generator, build_critic]
 Build = Callable[[TaskSpec], nn.Module]
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("build", BUILDERS)

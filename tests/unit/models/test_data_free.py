@@ -9,12 +9,9 @@ from torch import nn
 from replayfleet.models.build import build_module, initialise
 from replayfleet.models.counting import count_flops, count_parameters
 from replayfleet.models.data_free import LanderGenerator, MfclGenerator, PixelScale, TargetGenerator
+from tests.support.rng import rng
 
 SIZES = [(1, 28), (3, 32), (3, 64)]
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,9 @@ from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.counting import count_flops, count_parameters
 from replayfleet.models.specs import NARROW_WIDTH, DetectionSpec
 from replayfleet.models.tiny_yolo import Pool, TinyYolo
+from tests.support.rng import rng
 
 SPEC = DetectionSpec(3, 64, 96, ("car", "light"), ((0.1, 0.1), (0.4, 0.3), (0.2, 0.5)), width=2, stride=16)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_with_20_classes_and_5_anchors_it_holds_the_numbers_of_the_published_file():

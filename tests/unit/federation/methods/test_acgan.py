@@ -26,15 +26,12 @@ from replayfleet.federation.methods.fedcil_gan import (
 )
 from replayfleet.federation.methods.steps.modules import drawn_from, shuffled_batches
 from replayfleet.models.acgan import initialised_acgan
+from tests.support.rng import rng
 from tests.support.toy import TOY
 
 WIDTH = 2
 CPU = torch.device("cpu")
 SCHEDULE = AcganSchedule(width=WIDTH, learning_rate=1e-3, betas=(0.5, 0.99), weight_decay=0.0)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pixel_critic(images: Tensor, _dropout: torch.Generator | None) -> tuple[Tensor, Tensor]:

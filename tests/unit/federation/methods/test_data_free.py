@@ -19,11 +19,8 @@ from replayfleet.federation.methods.steps.incremental import (
     soft_cross_entropy,
 )
 from replayfleet.models.build import build_task_model, initialise
+from tests.support.rng import rng
 from tests.support.toy import TOY, toy_data
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def layer(mean: float, variance: float, running_mean: float, running_variance: float) -> LayerStatistics:

@@ -40,6 +40,7 @@ from replayfleet.federation.methods.steps.sub_generators.ddpm import (  # noqa: 
 from replayfleet.models.counting import count_parameters  # noqa: E402
 from replayfleet.models.ddpm import build_denoiser  # noqa: E402
 from replayfleet.models.specs import TaskSpec  # noqa: E402
+from tests.support.rng import rng  # noqa: E402
 
 WIDTH = 4
 TINY = PFedGRP(
@@ -56,10 +57,6 @@ TINY = PFedGRP(
     replay_per_client=8,
     aggregation_epochs=1,
 )
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def alpha_bar() -> Tensor:

@@ -11,13 +11,10 @@ import torch
 from replayfleet.export.running import detections as devices
 from replayfleet.federation.methods.steps.detection import candidates, corners_of, found_boxes, overlaps
 from replayfleet.models.specs import DetectionRules, DetectionSpec
+from tests.support.rng import rng
 
 SPEC = DetectionSpec(3, 32, 64, ("car", "light"), ((0.25, 0.5), (0.5, 0.25)), width=1, stride=32)
 """A grid of one row and two columns."""
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def raw(**entries: list[float]) -> torch.Tensor:

@@ -21,15 +21,12 @@ from replayfleet.federation.methods.steps.detection_loss import (
     wanted_confidences,
 )
 from replayfleet.models.specs import DetectionSpec
+from tests.support.rng import rng
 
 SPEC = DetectionSpec(3, 32, 64, ("car", "light", "sign"), ((0.25, 0.5), (0.5, 0.25)), width=1, stride=32)
 CAR = [0.0, 0.80, 0.6, 0.2, 0.5]  # in column 1; the first anchor is nearer
 LIGHT = [1.0, 0.10, 0.3, 0.6, 0.2]  # in column 0; the second anchor is nearer
 PADDING = [-1.0, 0.5, 0.5, 0.5, 0.5]
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def labels(*pictures: list[list[float]]) -> torch.Tensor:

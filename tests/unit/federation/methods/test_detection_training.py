@@ -18,14 +18,11 @@ from replayfleet.federation.methods.steps.task_model import (
 )
 from replayfleet.federation.simulator.measures.detection_metrics import evaluate_detector
 from replayfleet.models.build import build_task_model, initialise
+from tests.support.rng import rng
 from tests.support.shapes import SHAPES, shape_pictures
 from tests.support.toy import TOY, toy_data
 
 QUICK = Optimisation(num_epochs=1, batch_size=2, learning_rate=0.01, momentum=0.9, weight_decay=0.01)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def start() -> Parameters:

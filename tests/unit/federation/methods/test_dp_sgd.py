@@ -23,15 +23,12 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     train_sub_generator,
 )
 from replayfleet.models.build import build_critic, initialise
+from tests.support.rng import rng
 from tests.support.toy import TOY, toy_data
 
 EXACT = DpSgd(noise_multiplier=0.0, max_grad_norm=1e9)
 CLIPPED = DpSgd(noise_multiplier=0.0, max_grad_norm=0.5)
 NOISY = DpSgd(noise_multiplier=1.0, max_grad_norm=1.0)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Linear(nn.Module):

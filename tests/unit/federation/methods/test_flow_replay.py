@@ -22,11 +22,8 @@ from replayfleet.federation.methods.steps.modules import drawn_from
 from replayfleet.models.build import initialise
 from replayfleet.models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density
 from replayfleet.models.resnet_plus import NUM_FEATURES, build_resnet_plus
+from tests.support.rng import rng
 from tests.support.toy import TOY, toy_data
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def normal_density(x: float, mean: float, variance: float) -> float:

@@ -28,14 +28,11 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.federation.wire.protocol.tensors import encode_arrays
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import LATENT_SIZE, MixtureSpec
+from tests.support.rng import rng
 from tests.support.toy import TOY, toy_data
 
 ONE = MixtureSpec(TOY, 32)
 FOUR = MixtureSpec(TOY, 16, 4)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def of_rank(rank: int, count: int = 40, seed: int = 0) -> Tensor:

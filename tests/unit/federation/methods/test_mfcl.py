@@ -25,11 +25,8 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
+from tests.support.rng import rng
 from tests.support.toy import LEARNING, TOY, toy_data
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_the_generators_loss_is_the_weighted_sum_of_its_four_terms() -> None:

@@ -23,6 +23,7 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.models.build import build_task_model, initialise
+from tests.support.rng import rng
 
 SPEC = replace(TOY, generator_width=1)
 KIND = WganGp(spec=SPEC, batch_size=4, learning_rate=1e-4, betas=(0.5, 0.9), critic_steps_per_generator_step=2)
@@ -34,10 +35,6 @@ TINY = {
     "gate_samples": 4,
     "max_tries_factor": 1,
 }
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def after(num_steps: int) -> ShouldStop:

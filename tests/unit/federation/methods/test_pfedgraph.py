@@ -22,14 +22,11 @@ from replayfleet.federation.methods.pfedgraph import (
 )
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.models.build import build_task_model, initialise
+from tests.support.rng import rng
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 QUICK: dict[str, Any] = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "weight_decay": 0.0}
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def model(seed: int = 0) -> Parameters:

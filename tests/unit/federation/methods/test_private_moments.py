@@ -11,14 +11,11 @@ from replayfleet.federation.methods.kit.seeding import noise_by
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.dp_sgd import DpSgd
 from replayfleet.federation.methods.steps.sub_generators.private_moments import low_frequencies, private_moments
+from tests.support.rng import rng
 from tests.support.toy import TOY
 
 SHAPE = torch.Size((1, 28, 28))
 NORM = math.sqrt(784)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def noisy(multiplier: float) -> DpSgd:

@@ -7,10 +7,7 @@ from torch import Tensor
 from replayfleet.federation.methods.kit.records import Artefacts, RoundData
 from replayfleet.federation.methods.steps.data_free import from_bytes
 from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds, as_met, fingerprint_of
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.support.rng import rng
 
 
 def images(*numbers: int) -> Tensor:

@@ -25,13 +25,10 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
+from tests.support.rng import rng
 from tests.support.toy import LEARNING, TOY, toy_data
 
 TRAINING = {"local_epochs": 1, "batch_size": 8, "weight_decay": 0.0}
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.learning
