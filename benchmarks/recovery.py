@@ -12,6 +12,7 @@ round lasts well under a second and what is measured is how long the fleet takes
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import queue
 import shutil
@@ -74,16 +75,12 @@ FAULTS: Mapping[str, Callable[[World], None]] = {
 
 def recovered(befall: Callable[[World], None]) -> dict[str, float]:
     """Return seconds, and CPU seconds of all of them together, until a round is committed after a fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        world = world_of_two(Path(folder))
-        try:
-            befall(world)
-            began, cpu = time.monotonic(), time.process_time()
-            before = world.round
-            world.until_round(before + 1, LIMIT_S)
-            return {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
-        finally:
-            world.close()
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(world_of_two(Path(folder))) as world:
+        befall(world)
+        began, cpu = time.monotonic(), time.process_time()
+        before = world.round
+        world.until_round(before + 1, LIMIT_S)
+        return {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
 
 
 def broker_returned(away_s: float) -> dict[str, float]:

@@ -345,12 +345,9 @@ def _simulation(path: Path) -> Run:
 def _aggregator(folder: Path) -> Run:
     from replayfleet.aggregator.store import AggregatorStore
 
-    store = AggregatorStore(folder, read_only=True)
-    try:
+    with contextlib.closing(AggregatorStore(folder, read_only=True)) as store:
         spec, downloads = store.spec(), {name: store.download(name) for name in store.clients()}
         num_rounds = store.round().index if spec is not None else 0
-    finally:
-        store.close()
     if spec is None:
         raise SettingsError(f"{folder}: its fleet has not begun yet")
     known = {name: download for name, download in downloads.items() if download is not None}

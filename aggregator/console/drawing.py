@@ -8,6 +8,7 @@ Prints JSON: class id -> ``png`` in base64, and ``recognised``, the share that t
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import io
 import json
@@ -80,11 +81,8 @@ def drawn(folder: Path, client: str) -> dict[str, dict[str, Any]]:
     from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
     prepare_torch(1)
-    store = AggregatorStore(folder, read_only=True)
-    try:
+    with contextlib.closing(AggregatorStore(folder, read_only=True)) as store:
         state, spec = store.state(), store.spec()
-    finally:
-        store.close()
     if state is None or spec is None:
         raise ReplayfleetError(f"{folder} holds no finished round")
     method: Any = method_of(spec)

@@ -58,11 +58,8 @@ class Picture:
 
 def held(folder: Path) -> Held:
     """Return what can be drawn; nothing where the method has no sub-generators, or slow ones."""
-    store = AggregatorStore(folder, read_only=True)
-    try:
+    with contextlib.closing(AggregatorStore(folder, read_only=True)) as store:
         state, spec = store.state(), store.spec()
-    finally:
-        store.close()
     if state is None or spec is None or spec.settings.get("sub_generator") in _SLOW_KINDS:
         return Held()
     digests: dict[str, dict[int, str]] = {}

@@ -164,11 +164,8 @@ def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:
         views = {view.client: view for view in LocalControl(data_dir).look().members}
     except (ConnectionError, VerbRefused):  # the store says what it knows
         views = {}
-    store = AggregatorStore(data_dir)
-    try:
+    with contextlib.closing(AggregatorStore(data_dir)) as store:
         standings = store.roll.refresh()
-    finally:
-        store.close()
     names = sorted(enrolled.keys() | standings.keys())
     return [_row(standings[name], enrolled.get(name), views.get(name), now) for name in names if name in standings]
 

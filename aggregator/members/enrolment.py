@@ -337,10 +337,8 @@ def opened(
         fcntl.flock(handle, fcntl.LOCK_EX)
         name = fleet_of(data_dir, fleet)
         registry = Registry(data_dir, name, broker or Broker(), now or datetime.now(timezone.utc))
-        try:
+        with contextlib.closing(registry):
             yield registry
-        finally:
-            registry.close()
     except sqlite3.Error as error:
         raise SettingsError(f"data dir {data_dir}: its database can't be used ({error})") from error
     finally:

@@ -92,16 +92,13 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False, as_spare: bo
         if keeps_keys:
             shutil.rmtree(fresh / KEYS)
             shutil.copytree(data_dir / KEYS, fresh / KEYS)
-        store = AggregatorStore(fresh)
-        try:
+        with contextlib.closing(AggregatorStore(fresh)) as store:
             revoked, epoch = _known(data_dir)
             store.move(above=None if as_spare else max(store.epoch(), epoch))
             since = revoked & store.roll.enrolled
             return dataclasses.replace(
                 copied, epoch=store.epoch(), revoked_since=tuple(sorted(since)), keeps_keys=keeps_keys
             )
-        finally:
-            store.close()
 
 
 def _check_apart(target: Path, source: Path) -> None:
@@ -126,14 +123,11 @@ def _check(backup: Path) -> str:
     """Return the fleet's name of a backup that is whole."""
     if not (backup / DATABASE).is_file() or not (backup / MARKER).is_file():
         raise SettingsError(f"{backup} is no backup of an aggregator; expected {DATABASE} and {MARKER} in it")
-    store = _opened(backup)
-    try:
+    with contextlib.closing(_opened(backup)) as store:
         spec = store.spec()
         for digest in sorted(store.referenced()):
             if not _is_whole(backup / BLOBS / digest[:2] / digest, digest):
                 raise SettingsError(f"{backup}: blob {digest[:12]} is missing or damaged; take another backup")
-    finally:
-        store.close()
     if spec is None:
         raise SettingsError(f"{backup}: its run has not begun yet")
     return spec.fleet
@@ -159,15 +153,12 @@ def _copied(source: Path, fresh: Path, target: Path) -> Copied:
     with contextlib.closing(_connected(source)) as old, contextlib.closing(sqlite3.connect(fresh / DATABASE)) as new:
         old.backup(new)
         new.execute("PRAGMA journal_mode=DELETE")  # one file, which a read-only disk can serve too
-    store = _opened(fresh)
-    try:
+    with contextlib.closing(_opened(fresh)) as store:
         spec = store.spec()
         if spec is None:
             raise SettingsError(f"data dir {source}: its run has not begun yet")
         needed = store.referenced()
         copied = Copied(target, spec.fleet, store.round().index, store.epoch(), len(needed))
-    finally:
-        store.close()
     for digest in needed:
         place = Path(BLOBS) / digest[:2] / digest
         (fresh / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ not sent is counted at the size that the same kind of blob has on the wire.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -169,11 +170,8 @@ def stored_state(aggregator_dir: Path) -> tuple[StoredArtefacts, DiskBlobStore]:
         ReplayfleetError: There is no such state.
     """
     try:
-        store = AggregatorStore(aggregator_dir, read_only=True)
-        try:
+        with contextlib.closing(AggregatorStore(aggregator_dir, read_only=True)) as store:
             state = store.state()
-        finally:
-            store.close()
     except sqlite3.Error as error:
         raise ReplayfleetError(f"{aggregator_dir}: its database can't be read ({error})") from error
     if state is None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import shutil
@@ -139,16 +140,13 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
     tmp_path: Path, undisturbed: TinyFleet, step: Step, skip: int
 ):
     skip = 0 if step is Step.ROUND_OPENED else skip
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         runs_through_a_crash(fleet, step, skip)
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
         assert fleet.outcome() == undisturbed.outcome()
         assert [event["round"] for event in events(fleet, "round committed")] == [0, 1]
         assert {event["by"] for event in events(fleet, "round closed")} == {"quorum"}
         assert all(verdict.accepted for client in fleet.clients.values() for verdict in client.verdicts)
-    finally:
-        fleet.close()
 
 
 def with_an_absurd_upload(folder: Path) -> TinyFleet:
@@ -171,20 +169,16 @@ def quarantined(tmp_path_factory: pytest.TempPathFactory):
 def test_a_crash_around_a_quarantine_names_the_same_client_once_and_changes_nothing_for_the_others(
     tmp_path: Path, quarantined: TinyFleet, step: Step
 ):
-    fleet = with_an_absurd_upload(tmp_path)
-    try:
+    with contextlib.closing(with_an_absurd_upload(tmp_path)) as fleet:
         runs_through_a_crash(fleet, step)
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-3": 2}
         assert fleet.outcome() == quarantined.outcome()
         assert fleet.store.quarantined() == quarantined.store.quarantined()
         assert list(fleet.store.quarantined()) == ["cam-2"]
-    finally:
-        fleet.close()
 
 
 def test_a_crash_after_the_epoch_was_raised_leaves_a_fleet_that_goes_on_in_it(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         fleet.run(until=lambda: fleet.rounds.index == 1)
         fleet.kill_aggregator()
         shutil.rmtree(tmp_path / "aggregator")
@@ -201,26 +195,20 @@ def test_a_crash_after_the_epoch_was_raised_leaves_a_fleet_that_goes_on_in_it(tm
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
         assert {client.manifest.epoch for client in fleet.clients.values()} == {fleet.store.epoch()}
         assert fleet.store.epoch() == 1
-    finally:
-        fleet.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_lost_repeated_and_overtaking_each_other_change_no_bit(
     tmp_path: Path, undisturbed: TinyFleet, seed: int
 ):
-    fleet = TinyFleet(tmp_path, num_rounds=2, deadline_s=1e6)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2, deadline_s=1e6)) as fleet:
         fleet.broker.faults = Faults(random.Random(seed), drop=0.2, duplicate=0.3, reorder=True)
         fleet.run(for_s=3600)
         assert fleet.outcome() == undisturbed.outcome()
-    finally:
-        fleet.close()
 
 
 def test_clients_that_crash_together_with_the_aggregator_change_nothing(tmp_path: Path, undisturbed: TinyFleet):
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         fleet.crash_at, fleet.skip = Step.UPLOAD_STORED, 4
         with pytest.raises(Crash):
             fleet.run()
@@ -231,13 +219,10 @@ def test_clients_that_crash_together_with_the_aggregator_change_nothing(tmp_path
         fleet.new_service()
         fleet.run()
         assert fleet.outcome() == undisturbed.outcome()
-    finally:
-        fleet.close()
 
 
 def test_a_client_that_vanishes_costs_the_round_its_deadline_not_the_run(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         fleet.clients["cam-2"].dies_in = 1
         fleet.run(until=lambda: fleet.rounds.index == 1 and fleet.clients["cam-1"].uploaded == 1)
         fleet.kill_client("cam-2")
@@ -249,8 +234,6 @@ def test_a_client_that_vanishes_costs_the_round_its_deadline_not_the_run(tmp_pat
         fleet.add_client("cam-2", boot="b2")
         fleet.run()
         assert fleet.clients["cam-2"].manifest.round == 2
-    finally:
-        fleet.close()
 
 
 def test_a_client_that_comes_online_is_told_how_much_time_is_left_now(tmp_path: Path):
@@ -289,29 +272,23 @@ def test_a_first_round_has_its_whole_time_however_long_the_models_took_to_export
 
 
 def test_a_late_joiner_gets_the_average_and_takes_part(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), num_rounds=4)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, ("cam-1", "cam-2"), num_rounds=4)) as fleet:
         fleet.run(until=lambda: fleet.rounds.index == 2)
         late = fleet.add_client("cam-9")
         fleet.run(until=lambda: late.manifest is not None)
         assert late.download().average["w"].equal(state_of(fleet).average["w"])
         fleet.run()
         assert "cam-9" in fleet.store.clients()
-    finally:
-        fleet.close()
 
 
 def test_a_client_that_lost_its_disk_gets_its_own_sub_generators_back(tmp_path: Path):
-    fleet = TinyFleet(tmp_path)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path)) as fleet:
         fleet.run(until=lambda: fleet.rounds.index == 1)
         fleet.kill_client("cam-1")
         again = fleet.add_client("cam-1", boot="b2", disk="an-empty-disk")
         fleet.run()
         assert again.download().generators[0]["g"].tolist() == [1, 1, 1]
         assert dict(state_of(fleet).times)["cam-1"] == 3
-    finally:
-        fleet.close()
 
 
 def test_a_restart_with_another_spec_is_refused(fleet: TinyFleet):
@@ -340,8 +317,7 @@ def test_a_deployed_run_equals_a_plain_loop_to_the_bit(fleet: TinyFleet):
 
 
 def test_a_round_that_its_deadline_closed_stays_closed_over_a_crash(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=1)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=1)) as fleet:
         late = fleet.clients["cam-2"]
         late.dies_in = 0
         fleet.crash_at = Step.ROUND_CLOSED
@@ -352,8 +328,6 @@ def test_a_round_that_its_deadline_closed_stays_closed_over_a_crash(tmp_path: Pa
         fleet.new_service()
         fleet.run(for_s=10)
         assert dict(state_of(fleet).times) == {"cam-1": 1, "cam-3": 1}
-    finally:
-        fleet.close()
 
 
 LATE = {"w": torch.tensor([8.0, -4.0, 2.0, 1.0])}
@@ -387,8 +361,7 @@ def late_ones(fleet: TinyFleet) -> list[dict]:
 
 
 def test_an_upload_that_comes_after_its_round_counts_in_the_next_one_drawn_back_to_the_newest_model(tmp_path: Path):
-    fleet = with_a_late_client(tmp_path)
-    try:
+    with contextlib.closing(with_a_late_client(tmp_path)) as fleet:
         comes_late(fleet)
         newest = state_of(fleet).average["w"]
         fleet.run()
@@ -397,19 +370,14 @@ def test_an_upload_that_comes_after_its_round_counts_in_the_next_one_drawn_back_
         expected = (1 - share) * newest + share * LATE["w"]
         torch.testing.assert_close(state_of(fleet).sums["cam-2"]["w"], expected)
         assert events(fleet, "round closed")[1]["by"] == "quorum"
-    finally:
-        fleet.close()
 
 
 @pytest.mark.parametrize("step", [Step.UPLOAD_STORED, Step.UPLOAD_CONCLUDED, Step.ROUND_CLOSED, Step.COMMITTED])
 def test_a_crash_around_a_late_upload_counts_it_once(tmp_path: Path, step: Step):
-    fleet = with_a_late_client(tmp_path)
-    try:
+    with contextlib.closing(with_a_late_client(tmp_path)) as fleet:
         comes_late(fleet)
         runs_through_a_crash(fleet, step)
         counted_late(fleet)
-    finally:
-        fleet.close()
 
 
 def test_what_was_broadcast_is_not_sent_again_one_by_one(fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch):
@@ -491,8 +459,7 @@ def test_a_mistake_of_the_method_itself_is_in_the_log_and_every_client_goes_on(
 def test_a_run_ends_with_an_error_if_none_of_its_rounds_was_aggregated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failed: int
 ):
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         with monkeypatch.context() as patch:
             patch.setattr(TinyMethod, "aggregate", lambda *arguments, **more: None)
             fleet.run(until=lambda: fleet.rounds.index == num_failed)
@@ -504,8 +471,6 @@ def test_a_run_ends_with_an_error_if_none_of_its_rounds_was_aggregated(
             return
         with pytest.raises(NothingLearned, match="no upload could be used in 2 rounds"):
             fleet.service.run(threading.Event())
-    finally:
-        fleet.close()
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,8 +71,7 @@ BAD = {
 @pytest.mark.parametrize("case", list(BAD))
 def test_a_bad_upload_is_rejected_with_its_reason_and_the_round_goes_on(tmp_path: Path, case: str):
     broken, reason, detail = BAD[case]
-    fleet = TinyFleet(tmp_path, num_rounds=1, deadline_s=20)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=1, deadline_s=20)) as fleet:
         bad = fleet.clients["cam-2"]
         bad.broken = broken
         fleet.run(until=lambda: fleet.rounds.index == 1)
@@ -84,25 +84,19 @@ def test_a_bad_upload_is_rejected_with_its_reason_and_the_round_goes_on(tmp_path
         closed = [e for e in read_journal(tmp_path / "aggregator") if e["event"] == "round closed"]
         assert (closed[0]["by"], closed[0]["uploads"]) == ("deadline", 2)
         assert set(fleet.store.uploads(0)) == {"cam-1", "cam-3"}
-    finally:
-        fleet.close()
 
 
 def test_a_rejected_upload_leaves_no_blob_behind(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=1, deadline_s=20)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=1, deadline_s=20)) as fleet:
         fleet.clients["cam-2"].broken = artefacts(sets(w=torch.full((4,), float("inf"))))
         fleet.run(until=lambda: fleet.rounds.index == 1)
         fleet.run()
         blobs = {path.name for path in (tmp_path / "aggregator" / "blobs").glob("??/*")}
         assert blobs == fleet.store.referenced()
-    finally:
-        fleet.close()
 
 
 def test_a_second_different_upload_of_a_client_does_not_replace_the_first(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=1)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=1)) as fleet:
         fleet.clients["cam-2"].dies_in = 0
         eager = fleet.clients["cam-1"]
         fleet.run(until=lambda: "cam-1" in fleet.rounds.accepted)
@@ -112,13 +106,10 @@ def test_a_second_different_upload_of_a_client_does_not_replace_the_first(tmp_pa
         fleet.run(until=lambda: any(verdict.version == 9 for verdict in eager.verdicts))
         assert eager.verdicts[-1].reason == Reason.STALE_VERSION.value
         assert fleet.store.uploads(0)["cam-1"] == first
-    finally:
-        fleet.close()
 
 
 def test_a_second_device_with_a_members_name_is_told_to_operators_and_gets_nothing(tmp_path: Path):
-    fleet = TinyFleet(tmp_path, num_rounds=2)
-    try:
+    with contextlib.closing(TinyFleet(tmp_path, num_rounds=2)) as fleet:
         fleet.run(until=lambda: fleet.rounds.index == 1)
         beside = SimpleNamespace(session=lambda _, **words: fleet.broker.session("another-id", **words))
         thief = fleet.clients["thief"] = TinyClient(beside, "cam-1", tmp_path / "another-disk")
@@ -126,5 +117,3 @@ def test_a_second_device_with_a_members_name_is_told_to_operators_and_gets_nothi
         noted = [e for e in read_journal(tmp_path / "aggregator") if e["event"] == "other device"]
         assert {e["client"] for e in noted} == {"cam-1"}
         assert not thief.verdicts
-    finally:
-        fleet.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -63,11 +64,8 @@ class Listener:
 
 @contextmanager
 def listening(port: int, user: tuple[str, str] | None = None) -> Iterator[Listener]:
-    listener = Listener(port, user)
-    try:
+    with contextlib.closing(Listener(port, user)) as listener:
         yield listener
-    finally:
-        listener.close()
 
 
 def opened(url: str, **options: Any) -> AnswerTopic:

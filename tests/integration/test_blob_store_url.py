@@ -103,11 +103,8 @@ def test_a_process_that_begins_while_the_mount_is_away_makes_no_folder_there(
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) in mounted)
 
     def put(url: str) -> None:
-        store = ClaimStore(url, FLEET, note)
-        try:
+        with contextlib.closing(ClaimStore(url, FLEET, note)) as store:
             store.put("a", [b"one"]).result(timeout=60)
-        finally:
-            store.close()
 
     for _ in range(2):
         put(f"file://{place}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,10 @@ def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, m
     monkeypatch.setitem(PFEDGRP, "local_epochs", "1000000")
     for name in ("sub_generator_epochs", "first_sub_generator_epochs"):
         monkeypatch.setitem(PFEDGRP, name, "100000")
-    fleet = World(tmp_path, "pfedgrp", num_clients=1, num_rounds=1, deadline_s=DEADLINE_S)
-    try:
+    with contextlib.closing(World(tmp_path, "pfedgrp", num_clients=1, num_rounds=1, deadline_s=DEADLINE_S)) as fleet:
         client = fleet.start_client("cam-0")
         fleet.until(lambda: client.client.finished)
         status = client.status()
-    finally:
-        fleet.close()
     assert [entry["round"] for entry in events(fleet, "upload accepted")] == [0]
     assert events(fleet, "upload rejected") == []
     assert [entry["by"] for entry in events(fleet, "round closed")] == ["quorum"]

@@ -5,6 +5,7 @@ What is built is an engine of paper, in place of TensorRT's, which needs a GPU; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -26,8 +27,7 @@ def paper_desk(data_dir: Path, slot: ModelSlot) -> EngineDesk | None:
 
 
 def test_the_model_serves_while_its_engine_is_built_and_then_by_its_engine(tmp_path: Path):
-    world = World(tmp_path, num_clients=1, num_rounds=1)
-    try:
+    with contextlib.closing(World(tmp_path, num_clients=1, num_rounds=1)) as world:
         client = world.start_client("cam-0", rounds=0, compute=Compute(open_engines=paper_desk))
         data_dir = tmp_path / "cam-0"
         world.until(lambda: str(client.status().get("engine")).startswith("building engine 3/11, "))
@@ -49,8 +49,6 @@ def test_the_model_serves_while_its_engine_is_built_and_then_by_its_engine(tmp_p
         world.until(lambda: json.loads((data_dir / "status.json").read_text())["engine"] == "engine serves")
         assert len([path for path in (data_dir / "engines").iterdir() if not path.name.startswith("timing")]) == 1
         the_served_model_is_measured(data_dir, tmp_path)  # what is served doesn't come about quickly
-    finally:
-        world.close()
 
 
 def the_served_model_is_measured(data_dir: Path, folder: Path) -> None:

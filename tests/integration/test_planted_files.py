@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -79,25 +80,19 @@ def test_a_child_finds_the_package_where_its_parent_did_and_sees_only_its_own_ar
 
 
 def _camera() -> None:
-    worker = WorkerProcess(CameraJob("file", "front", {}))
-    try:
+    with contextlib.closing(WorkerProcess(CameraJob("file", "front", {}))) as worker:
         assert worker.receive(60.0) == Ready()
         worker.want()
         assert isinstance(worker.receive(60.0), Lost)  # there is no such kind
-    finally:
-        worker.close()
 
 
 def _carla() -> None:
-    worker = WorkerProcess(CameraJob("carla", "front", {}))
-    try:
+    with contextlib.closing(WorkerProcess(CameraJob("carla", "front", {}))) as worker:
         assert worker.receive(60.0) == Ready()
         worker.want()
         lost = worker.receive(60.0)
         assert isinstance(lost, Lost)
         assert "carla:// needs the package carla" in lost.reason or "time-out" in lost.reason
-    finally:
-        worker.close()
 
 
 def _carla_guard() -> None:
@@ -140,11 +135,8 @@ def _engine() -> None:
 
 
 def _jtop() -> None:
-    jtop = Jtop(timeout_s=30)
-    try:
+    with contextlib.closing(Jtop(timeout_s=30)) as jtop:
         assert jtop.read() == ({}, None)
-    finally:
-        jtop.close()
 
 
 def _doctor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,16 +30,13 @@ def device(tmp_path: Path) -> Device:
 
 @pytest.fixture
 def page(device: Device, browser: Browser) -> Iterator[Page]:
-    server = StudioServer(device.studio, "127.0.0.1", 0)
-    try:
+    with contextlib.closing(StudioServer(device.studio, "127.0.0.1", 0)) as server:
         while not server.url:
             pass
         made = browser.page(server.url)
         yield made
         assert made.complaints() == []
         made.close()
-    finally:
-        server.close()
 
 
 def wait_for(page: Page, frame: int) -> None:

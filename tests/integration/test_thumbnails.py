@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import urllib.error
@@ -46,13 +47,10 @@ def seen(world: World) -> list[str]:
 
 def test_a_device_that_allows_it_is_seen_on_its_page(world: World) -> None:
     folder = world.folder / "aggregator"
-    sending = Thumbnails(world.clients["cam-0"].say_thumbnail, every_s=0.01)
-    try:
+    with contextlib.closing(Thumbnails(world.clients["cam-0"].say_thumbnail, every_s=0.01)) as sending:
         for camera in ("rear", "<b>front"):
             sending.watch(shown(camera, 1))
         world.until(lambda: seen(world) == ["<b>front", "rear"])
-    finally:
-        sending.close()
     (front, _) = pictures_of(folder, "cam-0")
     assert front.jpeg[:3] == JPEG
     assert pictures_of(folder, "cam-0", time.time() + KEPT_S + 60) == []

@@ -204,8 +204,5 @@ class Page:
 @contextlib.contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
     """Run a browser with a profile below ``folder``."""
-    browser = Browser(folder / "profile")
-    try:
+    with contextlib.closing(Browser(folder / "profile")) as browser:
         yield browser
-    finally:
-        browser.close()

@@ -328,8 +328,7 @@ def live(plan: Plan) -> dict[str, Any]:
 
 def left_by(folder: Path) -> tuple[int, str]:
     """Return how many rounds a run had, and a digest of the method's state and all downloads but their versions."""
-    store = AggregatorStore(folder)
-    try:
+    with contextlib.closing(AggregatorStore(folder)) as store:
         state, seen = store.state(), hashlib.sha256()
         seen.update(repr((sorted((blob.name, blob.digest) for blob in state.blobs), state.facts)).encode())
         for client in sorted(store.clients()):
@@ -338,8 +337,6 @@ def left_by(folder: Path) -> tuple[int, str]:
             parts = sorted((blob.name, blob.digest) for blob in download.blobs)
             seen.update(repr((client, download.round, parts, download.facts)).encode())
         return store.round().index, seen.hexdigest()
-    finally:
-        store.close()
 
 
 def _free_port() -> int:

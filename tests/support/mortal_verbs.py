@@ -8,6 +8,7 @@ that nobody else can reach leads all the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -88,8 +89,7 @@ def prepared(folder: Path, verb: Verb) -> None:
 
 def state(folder: Path) -> dict[str, Any]:
     """All that a verb can change."""
-    store = AggregatorStore(folder)
-    try:
+    with contextlib.closing(AggregatorStore(folder)) as store:
         downloads, record = [store.download(client) for client in ("cam-1", "cam-2")], store.round()
         return {
             "excluded": sorted(name for name, one in store.roll.refresh().items() if one.exclusion is not None),
@@ -101,8 +101,6 @@ def state(folder: Path) -> dict[str, Any]:
             "served": [download.blobs[0].digest[:2] for download in downloads],
             "version": [download.version for download in downloads],
         }
-    finally:
-        store.close()
 
 
 def aggregate(folder: Path, kill_at: str) -> None:

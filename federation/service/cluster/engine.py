@@ -256,8 +256,5 @@ def engine(text: str, num_threads: int, num_workers: int | None = None) -> Itera
     if text == HERE:
         yield None
         return
-    made = RayEngine(text, num_threads, num_workers)
-    try:
+    with contextlib.closing(RayEngine(text, num_threads, num_workers)) as made:
         yield made
-    finally:
-        made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Annotated, Any
@@ -46,16 +47,15 @@ def test_lines_come_one_by_one_each_with_the_bytes_that_follow_it():
 
 
 def test_what_isnt_complete_in_time_is_waited_for_again():
-    made = child("say('picture', size=4); out.write(b'ab'); out.flush(); hear(); out.write(b'cd'); out.flush(); hear()")
-    try:
+    with contextlib.closing(
+        child("say('picture', size=4); out.write(b'ab'); out.flush(); hear(); out.write(b'cd'); out.flush(); hear()")
+    ) as made:
         began = time.monotonic()
         while made.receive(0.05) is None and not made._head:
             assert time.monotonic() - began < 30
         made.send(None)
         assert made.receive(30.0) == (Picture(4), b"abcd")
         assert made.receive(0) is None
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize(
@@ -69,35 +69,27 @@ def test_what_isnt_complete_in_time_is_waited_for_again():
     ],
 )
 def test_what_it_never_should_say_is_a_reason(script: str, reason: str):
-    made = child(script)
-    try:
-        with pytest.raises(ChildLost, match=reason):
-            made.receive(30.0)
-    finally:
-        made.close()
+    with contextlib.closing(child(script)) as made, pytest.raises(ChildLost, match=reason):
+        made.receive(30.0)
 
 
 def test_of_what_was_announced_too_short_nothing_is_delivered():
     head = """b'{"type":"picture","size":1}'"""
-    made = child(f"out.write({head} + bytes([10]) + b'xyz'); out.flush(); hear(); say('word', text='a')")
-    try:
+    with contextlib.closing(
+        child(f"out.write({head} + bytes([10]) + b'xyz'); out.flush(); hear(); say('word', text='a')")
+    ) as made:
         with pytest.raises(ChildLost, match="more than it announced"):
             made.receive(30.0)
         assert made.receive(0) is None
         made.send(None)
         assert made.receive(30.0) == (Word("a"), b"")
-    finally:
-        made.close()
 
 
 def test_after_an_unreadable_line_it_is_listened_to_again():
-    made = child("print('a library says this', flush=True); say('word', text='a')")
-    try:
+    with contextlib.closing(child("print('a library says this', flush=True); say('word', text='a')")) as made:
         with pytest.raises(ChildLost):
             made.receive(30.0)
         assert made.receive(30.0) == (Word("a"), b"")
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize(
@@ -105,12 +97,8 @@ def test_after_an_unreadable_line_it_is_listened_to_again():
     [("sys.exit(3)", "exit status 3"), ("os.abort()", "SIGABRT"), ("os.close(1); time.sleep(60)", "closed its output")],
 )
 def test_how_it_ended_is_told_in_words(script: str, end: str):
-    made = child(script)
-    try:
-        with pytest.raises(ChildEnded, match=end):
-            made.receive(30.0, goodbye_s=0.5 if "close" in script else 30.0)
-    finally:
-        made.close()
+    with contextlib.closing(child(script)) as made, pytest.raises(ChildEnded, match=end):
+        made.receive(30.0, goodbye_s=0.5 if "close" in script else 30.0)
 
 
 def test_one_that_is_told_to_end_may_say_goodbye_and_one_that_does_not_is_killed():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -197,11 +198,10 @@ def test_names_of_a_thousand_classes_are_compared_and_no_reason_to_refuse_a_mode
     graph = published.store.put(task_graph(agreed))
     state = initialise(build_task_model(agreed), torch.Generator().manual_seed(0)).state_dict()
     parameters = published.store.put(encode_parameters(state))
-    model = published.workers().model(graph, parameters, agreed.image_shape, task_facts(agreed))
-    try:
+    with contextlib.closing(
+        published.workers().model(graph, parameters, agreed.image_shape, task_facts(agreed))
+    ) as model:
         assert model(np.zeros((1, 1, 28, 28), np.float32)).shape == (1, 1000)
-    finally:
-        model.close()
     assert len(json.dumps(names)) > MAX_PACKET_BYTES
     with pytest.raises(ArtefactRejected, match=r"the graph's classes is .*, the fleet agreed on .*"):
         load_model(published.workers().model(graph, parameters, other.image_shape, task_facts(other)).job)
