@@ -6,7 +6,6 @@ import contextlib
 import http.server
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport import claims
 from replayfleet.federation.wire.transport.claims import ClaimStore
 from tests.support.memory_broker import MemoryBroker
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 BLOB_BYTES = 1_500_000
@@ -197,9 +197,7 @@ class S3Server:
     """moto's server, in a process of its own."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

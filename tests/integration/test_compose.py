@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from click.testing import CliRunner
 from replayfleet.aggregator.cli import cli
 from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.wire.transport.broker import find_mosquitto
+from tests.support.ports import free_port
 from tests.support.prometheus import Prometheus
 
 yaml = pytest.importorskip("yaml")
@@ -37,7 +37,7 @@ class Machine:
             shutil.copytree(SCRIPTS / name, folder / name)
         self._folder = folder
         self._compose = yaml.safe_load((folder / "docker" / "compose.yaml").read_text(encoding="utf-8"))
-        self.ports = {port: self._free_port() for port in ("8883", "19100", "19110")}
+        self.ports = {port: free_port() for port in ("8883", "19100", "19110")}
 
     def service(self, name: str) -> dict[str, Any]:
         return dict(self._compose["services"][name])
@@ -64,11 +64,6 @@ class Machine:
             place = self._folder / "volumes" / source if is_named else self._folder / "docker" / source
             found.append((Path(os.path.normpath(place)), target))
         return found
-
-    @staticmethod
-    def _free_port() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            return int(free.getsockname()[1])
 
 
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed (apt install prometheus)")

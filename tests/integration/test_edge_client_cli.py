@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.cli import main
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 GOOD = {"broker": "mqtt://127.0.0.1:1", "client-id": "cam-0", "source": "folder://images", "data-dir": "data"}
@@ -123,12 +123,8 @@ def test_status_of_a_folder_where_nothing_ran_is_one_line(place: Path) -> None:
 
 
 def test_without_a_broker_the_client_says_so_goes_on_trying_and_stops_at_once(place: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        command(*start_words(broker=f"mqtt://127.0.0.1:{port}")), cwd=place, stderr=subprocess.PIPE
-    )
+    words = start_words(broker=f"mqtt://127.0.0.1:{free_port()}")
+    process = subprocess.Popen(command(*words), cwd=place, stderr=subprocess.PIPE)
     status = place / "data" / "status.json"
     until(lambda: status.exists() and "connecting" in json.loads(status.read_text())["broker"])
     taken = run(start_words(), place)

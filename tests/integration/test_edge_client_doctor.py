@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, BrokerSilent, _Event
 from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
+from tests.support.ports import free_port
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 OPEN = ("allow_anonymous true", "set_tcp_nodelay true", "max_packet_size 1048576")
@@ -245,10 +245,7 @@ def test_a_broker_that_tells_new_subscriptions_alone_what_it_retains_does_retain
 
 
 def test_nobody_there_is_a_failure_that_says_so() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (found,) = asked(port).values()
+    (found,) = asked(free_port()).values()
     assert found.status == Status.FAILURE
     assert "nothing listens" in found.found
 

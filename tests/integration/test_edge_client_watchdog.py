@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from replayfleet.federation.service.systemd import Notifier, ServiceManager
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.ports import free_port
 
 WATCHDOG_S = 2.0
 FED_WITHIN_S = 60.0
@@ -212,9 +212,7 @@ def test_a_lost_camera_and_an_ended_recording_are_no_reason_to_restart() -> None
 
 
 def test_a_broker_that_is_away_is_waited_for_and_a_new_client_is_not_ready_before(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "data").mkdir()
 
     def connect(client_id: str, on_message: Any, will: Any) -> Any:

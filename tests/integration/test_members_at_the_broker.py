@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.ports import answers, free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 FLEET = "fleet"
@@ -41,21 +43,12 @@ def command(*words: object) -> str:
     return done.output
 
 
-def wait(done: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return done()
-
-
 class Broker:
     """A mosquitto with our files; where it listens, and what it accepts."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.data_dir = place, place / "aggregator"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         for name in ("cam-1", "cam-2", "operator"):
             hosts = ("--host", "localhost", "--host", "127.0.0.1", "--broker-dir", place / "replayfleet")
             command("enroll", name, "--data-dir", self.data_dir, *hosts)
@@ -64,7 +57,7 @@ class Broker:
         text = DEBIAN.format(place=place) + ("user root\n" if os.geteuid() == 0 else "")
         (place / "mosquitto.conf").write_text(text, encoding="utf-8")
         self.process = subprocess.Popen([str(find_mosquitto()), "-c", place / "mosquitto.conf"])
-        assert wait(self._answers)
+        until(lambda: answers(self.port))
         self._sessions: list[MqttSession] = []
         self.heard: dict[str, list[tuple[str, bytes]]] = {}
 
@@ -102,10 +95,6 @@ class Broker:
         self.process.terminate()
         self.process.wait(60)
 
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
@@ -122,7 +111,7 @@ def test_every_message_of_a_fleet_passes_and_no_other(broker: Broker) -> None:
     cam_1 = broker.session("cam-1", topics=(*own.control, *own.data, topic_of(FLEET, "doctor", "cam-1")))
     operator = broker.session("operator", topics=everything)
     spy = broker.session("cam-2", topics=everything)
-    assert wait(lambda: all(session.connected for session in (aggregator, cam_1, operator, spy)))
+    until(lambda: all(session.connected for session in (aggregator, cam_1, operator, spy)))
 
     allowed_up = [topic_of(FLEET, channel, "cam-1") for channel in ("state", "up", "control")]
     forbidden = [topic_of(FLEET, channel, "cam-2") for channel in ("state", "up", "control", "down")]
@@ -138,9 +127,7 @@ def test_every_message_of_a_fleet_passes_and_no_other(broker: Broker) -> None:
 
     expected = {*((topic, b"from the aggregator") for topic in down)}
     expected.add((topic_of(FLEET, "feedback", "cam-1"), b"from the operator"))
-    assert wait(
-        lambda: len(broker.heard["cam-1"]) >= len(expected) and len(broker.heard["aggregator"]) >= len(allowed_up)
-    )
+    until(lambda: len(broker.heard["cam-1"]) >= len(expected) and len(broker.heard["aggregator"]) >= len(allowed_up))
     time.sleep(0.5)  # for what must not come
     assert set(broker.heard["cam-1"]) - {(topic_of(FLEET, "doctor", "cam-1"), b"from cam-1")} == expected
     assert set(broker.heard["aggregator"]) == {(topic, b"from cam-1") for topic in allowed_up}
@@ -185,24 +172,24 @@ def test_renewing_and_revoking_reach_the_broker_with_a_reload_and_end_nobody_els
     broker.reload()
     kept = broker.session("cam-2")
     old = broker.session("cam-7", tls=tls_of(former, TlsSettings()))
-    assert wait(lambda: kept.connected and old.connected)
+    until(lambda: kept.connected and old.connected)
 
     command("renew", "cam-7", "--data-dir", broker.data_dir, "--overlap-days", 1)
     broker.reload()
     new = broker.session("cam-7")
     again = broker.session("cam-7", tls=tls_of(former, TlsSettings()))
-    assert wait(lambda: new.connected and again.connected), "both certificates count for a while"
+    until(lambda: new.connected and again.connected)  # both certificates count for a while
 
     command("renew", "cam-7", "--data-dir", broker.data_dir, "--overlap-days", 0)
     broker.reload()
-    assert wait(lambda: not refused(broker, "cam-7", None))
-    assert wait(lambda: refused(broker, "cam-7", former))
+    until(lambda: not refused(broker, "cam-7", None))
+    until(lambda: refused(broker, "cam-7", former))
 
     assert "reload" in command("revoke", "cam-7", "--data-dir", broker.data_dir, "--yes")
     broker.reload()
-    assert wait(lambda: refused(broker, "cam-7", None))
+    until(lambda: refused(broker, "cam-7", None))
     new.publish(topic_of(FLEET, "up", "cam-7"), b"")
-    assert wait(lambda: "not authorized" in new.problem), "its live connection may say nothing more"
+    until(lambda: "not authorized" in new.problem)  # its live connection may say nothing more
     assert kept.num_connections == 1
 
 
@@ -222,7 +209,7 @@ def refused(broker: Broker, name: str, folder: Path | None) -> bool:
 def test_the_settings_that_decide_speed_and_memory_are_in_force(broker: Broker) -> None:
     assert broker.session("cam-2").max_payload_bytes < 1 << 20
     session = broker.session("cam-1")
-    assert wait(lambda: session.connected)
+    until(lambda: session.connected)
     assert session.max_payload_bytes == (1 << 20) - 1024
     text = (broker.data_dir / "broker" / "replayfleet.conf").read_text(encoding="utf-8")
     assert "\nset_tcp_nodelay true\n" in text

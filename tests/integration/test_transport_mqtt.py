@@ -33,6 +33,7 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
+from tests.support.ports import answers, free_port
 from tests.support.processes import is_gone
 from tests.support.voices import Plain
 from tests.support.waiting import until
@@ -182,17 +183,6 @@ def listen(url: str, client_id: str, *topics_: str, **settings: object) -> tuple
     session.subscribe(topics_)
     session.start()
     return session, inbox
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @needs_mosquitto

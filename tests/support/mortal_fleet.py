@@ -16,7 +16,6 @@ import hashlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +45,7 @@ from replayfleet.federation.wire.transport.interfaces import OnMessage, Session,
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.scripts.fleet.tcp_link import LineQuality, TcpLink
 from tests.support.client_world import FEDAVG, PFEDGRP, TASK, ToySource, TrainerThread
+from tests.support.ports import free_port
 
 CLIENTS = ("cam-0", "cam-1")
 KEEPALIVE_S = 2
@@ -92,7 +92,7 @@ class MortalFleet:
         self.folder = Path(plan.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rng = random.Random(plan.seed)
-        self.port = _free_port()
+        self.port = free_port()
         self.pids: dict[str, int] = {}
         self.done: dict[str, int] = {}
         self.deaths: dict[str, int] = {}
@@ -112,7 +112,7 @@ class MortalFleet:
             run_seed=3,
         )
         self.spec, self.method = spec, method_of(spec)
-        self.ports = {name: _free_port() if plan.line is not None else self.port for name in ("aggregator", *CLIENTS)}
+        self.ports = {name: free_port() if plan.line is not None else self.port for name in ("aggregator", *CLIENTS)}
 
     # What lives
 
@@ -337,12 +337,6 @@ def left_by(folder: Path) -> tuple[int, str]:
             parts = sorted((blob.name, blob.digest) for blob in download.blobs)
             seen.update(repr((client, download.round, parts, download.facts)).encode())
         return store.round().index, seen.hexdigest()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

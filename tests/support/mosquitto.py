@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from replayfleet.federation.wire.transport.broker import _reserved, find_mosquitto
+from tests.support.ports import answers
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
         process = subprocess.Popen([str(find_mosquitto()), "-c", config], stdout=noise, stderr=noise)
         try:
             deadline = time.monotonic() + 60
-            while not _answers(port):
+            while not answers(port):
                 assert process.poll() is None, (folder / "mosquitto.log").read_text()
                 assert time.monotonic() < deadline, "mosquitto does not start"
                 time.sleep(0.005)
@@ -47,8 +47,3 @@ def password_file(folder: Path, **users: str) -> Path:
     tool = shutil.which("mosquitto_passwd") or "/usr/bin/mosquitto_passwd"
     subprocess.run([tool, "-U", path], check=True)
     return path
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -19,6 +19,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.ports import free_port
+
 BITS = 12
 """Of the picture's number that is painted into it."""
 
@@ -67,9 +69,7 @@ class RtspServer:
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._numbers = itertools.count()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     @property
     def url(self) -> str:

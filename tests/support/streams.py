@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from replayfleet.scripts.carla.plan import Plan, Work
 from replayfleet.scripts.carla.roads import HOLD_OUT
 from replayfleet.scripts.launch.processes import Child, Children
 from replayfleet.scripts.launch.record import FleetRecord, JournalTail
+from tests.support.ports import free_port
 
 POLL_S = 0.5
 
@@ -79,7 +79,7 @@ def stream(
     """
     plan.logs.mkdir(parents=True)
     plan.write_tasks()
-    ports = {name: _free_port() for name in ways}
+    ports = {name: free_port() for name in ways}
     started = time.monotonic()
     with Children(plan.logs) as children:
         processes = {"aggregator": children.start("aggregator", [*plan.fleet(work).aggregator, "--broker", broker])}
@@ -136,10 +136,3 @@ def _get(url: str) -> dict[str, Any]:
         with error:
             found = json.load(error)
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port

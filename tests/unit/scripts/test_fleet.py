@@ -38,6 +38,7 @@ from replayfleet.scripts.fleet.plan import Yard
 from replayfleet.scripts.fleet.tcp_link import LineQuality, tcp_link
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.plan import FleetPlan
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -191,11 +192,8 @@ def test_a_bad_line_breaks_and_can_be_taken_up_again() -> None:
 
 
 def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nowhere = free.getsockname()[1]
     with (
-        linked(target=nowhere) as (port, _),
+        linked(target=free_port()) as (port, _),
         socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
         contextlib.suppress(OSError),
     ):
