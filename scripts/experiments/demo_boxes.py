@@ -175,10 +175,5 @@ def demo_boxes(**options: Any) -> None:
     print(f"written to {given.out}: mAP@0.5 {result['map50']:.1f} % on all held-out pictures")
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(demo_boxes, "demo-boxes")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(demo_boxes, "demo-boxes")

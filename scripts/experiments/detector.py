@@ -126,10 +126,5 @@ def detector(**options: Any) -> None:
     print(f"written to {given.out}; mAP@0.5 {qualities['all'].map50:.3f} on all held-out frames")
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(detector, "detector")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(detector, "detector")

@@ -182,10 +182,5 @@ def late(out: Path, data_root: Path | None, seeds: str) -> None:
         write_atomic(out / "late.md", page(runs).encode())
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(late, "late")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(late, "late")

@@ -168,10 +168,5 @@ def experiment(**options: Any) -> None:
     print(f"written to {given.out}")
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(experiment, "memorisation")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(experiment, "memorisation")

@@ -356,10 +356,5 @@ def poisoned(out: Path, data_root: Path | None, seeds: str, rows: str, minutes: 
         write_atomic(out / "poisoned.md", page(runs).encode())
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(poisoned, "poisoned")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(poisoned, "poisoned")

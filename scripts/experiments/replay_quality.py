@@ -115,10 +115,5 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(experiment, "replay_quality")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(experiment, "replay_quality")

@@ -337,10 +337,5 @@ def line_of(block: Block, runs: Sequence[PlannedRun]) -> str:
     return f"{text}: {block.shows}"
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(reproduce, "reproduce")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(reproduce, "reproduce")

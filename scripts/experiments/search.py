@@ -204,10 +204,5 @@ def _best(method: str, lines: Sequence[dict[str, Any]]) -> str:
     return f"{method}: best of {len(lines)} trials {100 * best['score']:.1f} %{preset}: {changed}"
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(search, "search")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(search, "search")

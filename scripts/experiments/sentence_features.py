@@ -101,10 +101,5 @@ def sentence_features(texts: Path, test: Path, encoder: str, out: Path) -> None:
     print(f"{out}: {count} texts, {size} numbers each")
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(sentence_features, "sentence-features")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(sentence_features, "sentence-features")

@@ -145,10 +145,5 @@ def said(found: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(experiment, "served_best")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(experiment, "served_best")

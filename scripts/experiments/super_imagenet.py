@@ -136,10 +136,5 @@ def super_imagenet(imagenet: Path, version: str, groups: Path | None, out: Path)
     print(f"{out}: {len(counts)} classes, {sum(train for train, _ in counts.values())} training images")
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(super_imagenet, "super-imagenet")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(super_imagenet, "super-imagenet")

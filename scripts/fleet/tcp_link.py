@@ -132,10 +132,5 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Run the command; every expected error is one line on stderr."""
-    run_command(tcp_link, "tcp-link")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(tcp_link, "tcp-link")
