@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 
 from replayfleet.federation.children import child_command, child_environment, end, ending
 from replayfleet.federation.service.logs import EventLogger
@@ -36,9 +35,7 @@ class ConsoleBeside:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if (process := self._process) is not None:
             process.terminate()

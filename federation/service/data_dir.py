@@ -9,7 +9,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 
 from replayfleet.federation.atomic import open_file, shared_folder, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
@@ -49,9 +48,7 @@ class DataDir:
     def __enter__(self) -> DataDir:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from types import TracebackType
 
 
 class ManagerSocket:
@@ -24,9 +23,7 @@ class ManagerSocket:
         self._socket.setblocking(False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def read(self) -> list[str]:

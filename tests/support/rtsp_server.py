@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 import cv2
 import numpy as np
@@ -85,9 +84,7 @@ class RtspServer:
         self.accept()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.refuse()
 
     def accept(self) -> None:
