@@ -55,6 +55,16 @@ class Yard:
         run(self.clock, self.aggregator, *self.cams, seconds=seconds)
 
 
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    return Yard(tmp_path, "cam-1")
+
+
+@pytest.fixture
+def cam(yard: Yard) -> End:
+    return yard.cams[0]
+
+
 def kinds(end: End) -> list[str]:
     return [type(event).__name__ for event in end.events]
 
@@ -63,9 +73,7 @@ def floats(count: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).normal(size=count).astype(np.float32).tobytes()
 
 
-def test_an_upload_arrives_and_its_verdict_comes_back(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_an_upload_arrives_and_its_verdict_comes_back(yard: Yard, cam: End) -> None:
     blobs = [floats(400_000), os.urandom(70_000), b""]
     manifest = cam.offer("cam-1", *blobs)
     yard.run()
@@ -77,8 +85,7 @@ def test_an_upload_arrives_and_its_verdict_comes_back(tmp_path: Path) -> None:
     assert list(yard.aggregator.store.parts.iterdir()) == []
 
 
-def test_compressible_parameters_travel_compressed_and_are_counted_so(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_compressible_parameters_travel_compressed_and_are_counted_so(yard: Yard) -> None:
     yard.cams[0].offer("cam-1", floats(400_000))
     yard.run()
     (arrived,) = yard.aggregator.arrived
@@ -86,18 +93,14 @@ def test_compressible_parameters_travel_compressed_and_are_counted_so(tmp_path: 
     assert yard.cams[0].concluded[0].bytes_on_wire >= arrived.bytes_on_wire
 
 
-def test_a_small_upload_costs_one_round_trip(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_small_upload_costs_one_round_trip(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(60_000))
     yard.aggregator.work()
     cam.work()
     assert kinds(cam) == ["Concluded"]
 
 
-def test_an_empty_bundle_is_just_an_offer_and_a_verdict(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_an_empty_bundle_is_just_an_offer_and_a_verdict(yard: Yard, cam: End) -> None:
     blob = os.urandom(3 * BLOCK)
     yard.aggregator.store.put(blob)
     cam.offer("cam-1", blob, without=(blob,))
@@ -106,9 +109,7 @@ def test_an_empty_bundle_is_just_an_offer_and_a_verdict(tmp_path: Path) -> None:
     assert cam.courier.counters["bytes_sent"] < 2000
 
 
-def test_blobs_that_neither_bundle_nor_store_holds_are_asked_for(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_blobs_that_neither_bundle_nor_store_holds_are_asked_for(yard: Yard, cam: End) -> None:
     lost, sent = os.urandom(2 * BLOCK), os.urandom(1000)
     manifest = cam.offer("cam-1", lost, sent, without=(lost,))
     yard.run()
@@ -118,9 +119,7 @@ def test_blobs_that_neither_bundle_nor_store_holds_are_asked_for(tmp_path: Path)
     assert yard.aggregator.arrived[0].bytes_on_wire >= 2 * BLOCK + 1000
 
 
-def test_blocks_of_parts_that_are_held_already_are_not_asked_for(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_blocks_of_parts_that_are_held_already_are_not_asked_for(yard: Yard, cam: End) -> None:
     held, fresh = os.urandom(40 * BLOCK), os.urandom(BLOCK)
     yard.aggregator.store.put(held)
     cam.offer("cam-1", held, fresh)
@@ -129,9 +128,7 @@ def test_blocks_of_parts_that_are_held_already_are_not_asked_for(tmp_path: Path)
     assert yard.aggregator.courier.counters["bytes_received"] < 12 * BLOCK
 
 
-def test_a_refused_offer_is_told_why_and_its_blocks_are_dropped(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_refused_offer_is_told_why_and_its_blocks_are_dropped(yard: Yard, cam: End) -> None:
     yard.aggregator.accepting = False
     cam.offer("cam-1", os.urandom(3 * BLOCK))
     yard.aggregator.work()
@@ -143,9 +140,7 @@ def test_a_refused_offer_is_told_why_and_its_blocks_are_dropped(tmp_path: Path) 
     assert list(yard.aggregator.store.parts.iterdir()) == []
 
 
-def test_the_same_offer_gets_the_same_verdict_without_asking_the_service_again(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_the_same_offer_gets_the_same_verdict_without_asking_the_service_again(yard: Yard, cam: End) -> None:
     blob = os.urandom(1000)
     for _ in range(3):
         cam.offer("cam-1", blob)
@@ -154,9 +149,7 @@ def test_the_same_offer_gets_the_same_verdict_without_asking_the_service_again(t
     assert kinds(cam) == ["Concluded"] * 3
 
 
-def test_a_client_counts_the_verdict_of_the_aggregator_that_it_follows_and_of_no_other(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_client_counts_the_verdict_of_the_aggregator_that_it_follows_and_of_no_other(yard: Yard, cam: End) -> None:
     yard.aggregator.courier.follow("second")
     cam.courier.follow("first")
     cam.offer("cam-1", b"an upload")
@@ -211,9 +204,7 @@ def test_too_large_an_offer_is_refused_before_the_service_hears_of_it(tmp_path: 
     assert yard.cams[0].concluded[0].verdict.reason == "too-large"
 
 
-def test_a_newer_manifest_replaces_an_unfinished_older_one(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_newer_manifest_replaces_an_unfinished_older_one(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(30 * BLOCK), version=1)
     yard.aggregator.work(3)
     newer = cam.offer("cam-1", os.urandom(1000), version=2)
@@ -223,9 +214,7 @@ def test_a_newer_manifest_replaces_an_unfinished_older_one(tmp_path: Path) -> No
     assert list(yard.aggregator.store.parts.iterdir()) == []
 
 
-def test_who_is_gone_is_offered_nothing_until_it_is_back_and_goes_on_from_there(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_who_is_gone_is_offered_nothing_until_it_is_back_and_goes_on_from_there(yard: Yard, cam: End) -> None:
     blob = os.urandom(40 * BLOCK)
     manifest = yard.aggregator.offer("cam-1", blob)
     for _ in range(12):
@@ -245,9 +234,7 @@ def test_who_is_gone_is_offered_nothing_until_it_is_back_and_goes_on_from_there(
     assert yard.aggregator.courier.counters["bytes_sent"] < (40 + 10) * BLOCK
 
 
-def test_the_receiver_goes_on_where_it_crashed(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_the_receiver_goes_on_where_it_crashed(yard: Yard, cam: End) -> None:
     manifest = cam.offer("cam-1", os.urandom(40 * BLOCK))
     for _ in range(12):
         yard.aggregator.work(2)
@@ -260,8 +247,7 @@ def test_the_receiver_goes_on_where_it_crashed(tmp_path: Path) -> None:
     assert cam.courier.counters["bytes_sent"] < (40 + 10) * BLOCK
 
 
-def test_the_sender_goes_on_where_it_crashed_even_with_a_new_version(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_the_sender_goes_on_where_it_crashed_even_with_a_new_version(yard: Yard) -> None:
     blob = os.urandom(40 * BLOCK)
     yard.cams[0].offer("cam-1", blob, version=1)
     for _ in range(12):
@@ -277,9 +263,7 @@ def test_the_sender_goes_on_where_it_crashed_even_with_a_new_version(tmp_path: P
     assert again.courier.counters["bytes_sent"] < (40 - 17 + 8 + 1) * BLOCK  # 17 had arrived, one window repeats
 
 
-def test_a_damaged_block_on_the_receivers_disk_is_fetched_again(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_damaged_block_on_the_receivers_disk_is_fetched_again(yard: Yard, cam: End) -> None:
     blob = os.urandom(20 * BLOCK)
     cam.offer("cam-1", blob)
     for _ in range(5):
@@ -295,9 +279,7 @@ def test_a_damaged_block_on_the_receivers_disk_is_fetched_again(tmp_path: Path) 
     assert yard.aggregator.store.read(cam.concluded[0].manifest.blobs[0].digest) == blob
 
 
-def test_nothing_is_lost_when_the_service_crashes_between_arrival_and_verdict(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_nothing_is_lost_when_the_service_crashes_between_arrival_and_verdict(yard: Yard, cam: End) -> None:
     yard.aggregator.concluding = False
     cam.offer("cam-1", os.urandom(3 * BLOCK))
     yard.run()
@@ -309,9 +291,7 @@ def test_nothing_is_lost_when_the_service_crashes_between_arrival_and_verdict(tm
     assert cam.courier.counters["bytes_sent"] - before < 2000
 
 
-def test_bytes_that_do_not_verify_are_refused_and_the_sender_checks_its_own(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_bytes_that_do_not_verify_are_refused_and_the_sender_checks_its_own(yard: Yard, cam: End) -> None:
     blob = os.urandom(3 * BLOCK)
     name = cam.store.put(blob)
     cam.store.encoded(name)
@@ -327,9 +307,7 @@ def test_bytes_that_do_not_verify_are_refused_and_the_sender_checks_its_own(tmp_
     assert cam.concluded[1].verdict.accepted
 
 
-def test_a_compressed_blob_with_other_content_is_refused_too(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_compressed_blob_with_other_content_is_refused_too(yard: Yard, cam: End) -> None:
     blob = floats(100_000)
     name = cam.store.put(blob)
     encoded = cam.store.encoded(name)
@@ -344,9 +322,7 @@ def test_a_compressed_blob_with_other_content_is_refused_too(tmp_path: Path) -> 
     assert yard.aggregator.store.read(name) == blob
 
 
-def test_a_service_that_decides_late_finds_the_first_window_waiting(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_service_that_decides_late_finds_the_first_window_waiting(yard: Yard, cam: End) -> None:
     yard.aggregator.accepting = False
     cam.offer("cam-1", os.urandom(6 * BLOCK))
     yard.aggregator.work()
@@ -358,9 +334,7 @@ def test_a_service_that_decides_late_finds_the_first_window_waiting(tmp_path: Pa
     assert cam.courier.counters["blocks_resent"] == 0
 
 
-def test_a_verdict_on_an_earlier_version_of_the_same_bytes_concludes_nothing(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_verdict_on_an_earlier_version_of_the_same_bytes_concludes_nothing(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", b"same", version=1)
     yard.aggregator.work()
     cam.offer("cam-1", b"same", version=2)
@@ -370,18 +344,14 @@ def test_a_verdict_on_an_earlier_version_of_the_same_bytes_concludes_nothing(tmp
     assert [event.verdict.version for event in cam.concluded] == [2]
 
 
-def test_our_own_words_echoed_decide_nothing(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_our_own_words_echoed_decide_nothing(yard: Yard, cam: End) -> None:
     manifest = a_manifest("cam-1", b"x")
     transfer_id = cam.courier.send("cam-1", manifest, [cam.store.put(b"x")], yard.clock.now)
     echo = encode(Verdict("client", transfer_id, manifest.round, manifest.version, True))
     assert cam.courier.handle(topics.topic_of(FLEET, "control", "cam-1"), echo, yard.clock.now) == []
 
 
-def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(30 * BLOCK))
     yard.aggregator.work(1)
     cam.work()
@@ -390,9 +360,7 @@ def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> No
     assert kinds(yard.aggregator) == ["Offered", "Failed"]
 
 
-def test_when_the_first_window_is_lost_the_stall_timer_asks_again(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_when_the_first_window_is_lost_the_stall_timer_asks_again(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(20 * BLOCK))
     yard.aggregator.inbox.clear()
     yard.run(6.0)
@@ -412,9 +380,7 @@ def test_an_offer_that_an_aggregator_lost_with_its_session_comes_again_as_soon_a
     assert cam.concluded[0].verdict.accepted
 
 
-def test_a_lost_verdict_is_repeated(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_lost_verdict_is_repeated(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(1000))
     yard.aggregator.work()
     cam.inbox.clear()
@@ -441,16 +407,14 @@ def test_the_receiver_sets_the_pace(tmp_path: Path) -> None:
     assert cam.courier.counters["bytes_sent"] < 9 * BLOCK
 
 
-def test_blocks_fit_what_the_broker_takes(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_blocks_fit_what_the_broker_takes(yard: Yard) -> None:
     yard.broker.max_payload_bytes = 128 << 10
     yard.cams[0].offer("cam-1", os.urandom(3 * BLOCK))
     yard.run()
     assert yard.cams[0].concluded[0].verdict.accepted
 
 
-def test_what_the_broker_would_never_take_is_refused_locally(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_what_the_broker_would_never_take_is_refused_locally(yard: Yard) -> None:
     yard.broker.max_payload_bytes = 5000
     with pytest.raises(MalformedMessage, match="the broker takes 5000; nothing was sent"):
         yard.cams[0].offer("cam-1", os.urandom(BLOCK))
@@ -458,33 +422,28 @@ def test_what_the_broker_would_never_take_is_refused_locally(tmp_path: Path) -> 
     assert kinds(yard.aggregator) == []
 
 
-def test_nothing_is_sent_that_the_store_does_not_hold(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_nothing_is_sent_that_the_store_does_not_hold(yard: Yard) -> None:
     with pytest.raises(KeyError):
         yard.cams[0].courier.send("cam-1", a_manifest("cam-1", b"x"), ["0" * 64], 0.0)
 
 
-def test_a_blob_that_vanishes_while_it_travels_is_a_failure_not_a_crash(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_blob_that_vanishes_while_it_travels_is_a_failure_not_a_crash(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(40 * BLOCK))
     cam.store.collect(set())
     yard.run()
     assert isinstance(cam.failed[0].error, OSError)
 
 
-def test_a_broker_that_takes_less_than_before_ends_a_transfer_with_an_event(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_broker_that_takes_less_than_before_ends_a_transfer_with_an_event(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", os.urandom(40 * BLOCK))
     yard.broker.max_payload_bytes = 100_000
     yard.run()
     assert isinstance(cam.failed[0].error, ValueError)
 
 
-def test_an_answer_that_the_broker_does_not_take_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_an_answer_that_the_broker_does_not_take_ends_nothing(
+    yard: Yard, cam: End, caplog: pytest.LogCaptureFixture
+) -> None:
     cam.offer("cam-1", os.urandom(3 * BLOCK))
     yard.broker.max_payload_bytes = 10
     yard.aggregator.work()
@@ -505,8 +464,7 @@ def test_what_all_share_is_published_once(tmp_path: Path) -> None:
     assert sorted(event.peer for event in yard.aggregator.concluded) == ["cam-1", "cam-2", "cam-3"]
 
 
-def test_a_repeated_verdict_on_a_shared_transfer_is_no_news(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_a_repeated_verdict_on_a_shared_transfer_is_no_news(yard: Yard) -> None:
     yard.aggregator.offer("*", b"shared")
     yard.run()
     yard.aggregator.courier.resume(yard.clock.now)
@@ -534,8 +492,7 @@ def test_nobody_listening_to_a_shared_offer_costs_one_window(tmp_path: Path) -> 
     assert yard.aggregator.courier.counters["bytes_sent"] < 9 * BLOCK
 
 
-def test_one_receiver_that_needs_nothing_does_not_open_the_flood(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_one_receiver_that_needs_nothing_does_not_open_the_flood(yard: Yard) -> None:
     blob = os.urandom(60 * BLOCK)
     yard.cams[0].store.put(blob)
     yard.aggregator.offer("*", blob)
@@ -551,8 +508,7 @@ def offer_own_download(yard: Yard, shared_blob: bytes) -> None:
     yard.aggregator.courier.send("cam-1", manifest, [], yard.clock.now)
 
 
-def test_a_download_waits_for_the_shared_blobs_that_are_on_their_way(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_a_download_waits_for_the_shared_blobs_that_are_on_their_way(yard: Yard) -> None:
     blob = os.urandom(30 * BLOCK)
     yard.aggregator.offer("*", blob)
     offer_own_download(yard, blob)
@@ -581,17 +537,14 @@ def test_what_all_get_over_a_slow_line_is_not_sent_again_to_one(tmp_path: Path) 
     assert yard.aggregator.courier.counters["bytes_sent"] < 7 * BLOCK
 
 
-def test_who_missed_the_shared_blobs_gets_them_on_its_own_link(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_who_missed_the_shared_blobs_gets_them_on_its_own_link(yard: Yard) -> None:
     blob = os.urandom(3 * BLOCK)
     offer_own_download(yard, blob)
     yard.run(3.0)
     assert [event.peer for event in yard.cams[0].arrived] == ["cam-1"]
 
 
-def test_a_shared_transfer_that_breaks_off_ends_in_a_want(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_a_shared_transfer_that_breaks_off_ends_in_a_want(yard: Yard, cam: End) -> None:
     blob = os.urandom(30 * BLOCK)
     yard.aggregator.offer("*", blob)
     offer_own_download(yard, blob)
@@ -603,9 +556,7 @@ def test_a_shared_transfer_that_breaks_off_ends_in_a_want(tmp_path: Path) -> Non
     assert [event.peer for event in cam.failed] == ["*"]
 
 
-def test_presence_and_reports_pass_to_the_aggregator_and_announcements_to_all(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_presence_and_reports_pass_to_the_aggregator_and_announcements_to_all(yard: Yard, cam: End) -> None:
     presence, report = Presence("cam-1", "online", "boot", 1), Report("cam-1", 0, 1, {"accuracy": 0.5})
     told = RolledBack("cam-1", 0, 1, 0, "hung")
     announcement = Announcement("epoch", 0, "open", 9.0, FleetSpec(FLEET, "fedavg", {}, {}, 1))
@@ -640,9 +591,7 @@ def test_words_that_do_not_belong_are_counted_and_dropped(tmp_path: Path, topic:
     assert yard.aggregator.courier.counters["malformed"] == 1
 
 
-def test_nobody_uploads_in_the_name_of_another(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_nobody_uploads_in_the_name_of_another(yard: Yard, cam: End) -> None:
     cam.offer("cam-1", b"x")
     _, payload = yard.aggregator.inbox[0]
     assert yard.aggregator.courier.handle(topics.topic_of(FLEET, "up", "cam-2"), payload, 0.0) == []
@@ -674,9 +623,9 @@ def test_blocks_and_answers_about_nothing_known_are_ignored(tmp_path: Path) -> N
     assert yard.aggregator.courier.counters["bytes_sent"] == 0
 
 
-def test_offers_and_blocks_go_one_way_and_answers_the_other_so_that_blocks_delay_no_answer(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
-    (cam,) = yard.cams
+def test_offers_and_blocks_go_one_way_and_answers_the_other_so_that_blocks_delay_no_answer(
+    yard: Yard, cam: End
+) -> None:
     ways: dict[str, set[str]] = {"control": set(), "data": set()}
     for end in (cam, yard.aggregator):
         for way, topics_seen in ways.items():
@@ -719,22 +668,19 @@ def test_a_difference_from_what_the_receiver_holds_travels_in_its_place(tmp_path
     assert cam.arrived[0].bytes_on_wire < 0.4 * len(raw)
 
 
-def test_who_lacks_the_base_asks_and_gets_the_whole_blob(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_who_lacks_the_base_asks_and_gets_the_whole_blob(yard: Yard) -> None:
     raw, cam = a_download(yard, held=False)
     assert cam.store.read(cam.arrived[0].manifest.blobs[0].digest) == raw
     assert len(cam.arrived) == len(yard.aggregator.concluded) == 1
     assert list(cam.store.parts.iterdir()) == []
 
 
-def test_who_doesnt_say_that_it_takes_packed_blobs_gets_none(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_who_doesnt_say_that_it_takes_packed_blobs_gets_none(yard: Yard) -> None:
     raw, cam = a_download(yard, held=True, decodes=False)
     assert cam.arrived[0].bytes_on_wire > 0.7 * len(raw)
 
 
-def test_a_difference_waits_for_a_base_that_comes_with_the_shared_bundle(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_a_difference_waits_for_a_base_that_comes_with_the_shared_bundle(yard: Yard) -> None:
     raw, base, steps = a_difference()
     (cam,) = yard.cams
     store = yard.aggregator.store
@@ -753,8 +699,7 @@ def test_a_difference_waits_for_a_base_that_comes_with_the_shared_bundle(tmp_pat
     assert own_arrival.bytes_on_wire < 0.4 * len(raw)
 
 
-def test_a_difference_that_doesnt_lead_to_its_digest_is_refused_and_made_anew(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1")
+def test_a_difference_that_doesnt_lead_to_its_digest_is_refused_and_made_anew(yard: Yard, tmp_path: Path) -> None:
     raw, base, steps = a_difference()
     store = yard.aggregator.store
     digests = [store.put(data) for data in (base, raw)]
