@@ -39,6 +39,19 @@ mode then jumps between 0.25 and 1 with the last bit of an image. Plain steps of
 """
 
 
+SHORT_REPLAY: dict[str, Any] = {
+    "local_epochs": 1,
+    "batch_size": 16,
+    "sub_generator_epochs": 1,
+    "gan_batch_size": 8,
+    "gate_samples": 16,
+    "max_tries_factor": 2,
+}
+"""Trains a task model and sub-generators for a moment."""
+
+SHORT_PFEDGRP: dict[str, Any] = {**SHORT_REPLAY, "replay_per_client": 16, "aggregation_epochs": 1}
+
+
 def toy_data(counts: dict[int, int], seed: int = 0) -> RoundData:
     """Return noisy images whose class shows as one bright quadrant."""
     rng = torch.Generator().manual_seed(seed)

@@ -14,18 +14,10 @@ from replayfleet.federation.methods.pfedgraph import PFedGraph
 from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay, Upload
 from replayfleet.federation.methods.steps.memory import Memory
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, SHORT_REPLAY, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
-TINY = PFedGraphReplay(
-    task=TOY,
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    gate_samples=16,
-    max_tries_factor=2,
-)
+TINY = PFedGraphReplay(task=TOY, **SHORT_REPLAY)
 PLAIN = PFedGraph(task=TOY, local_epochs=1, batch_size=16)
 DATA = toy_data({0: 10, 1: 10})
 

@@ -16,19 +16,9 @@ from replayfleet.federation.methods.pfedgrp_records import AggregatorState, Clie
 from replayfleet.federation.methods.steps.memory import MixedData
 from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.task_model import judge_with
-from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, SHORT_PFEDGRP, TOY, accuracy, run_rounds, toy_data
 
-TINY = PFedGRP(
-    task=TOY,
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    gate_samples=16,
-    max_tries_factor=2,
-    replay_per_client=16,
-    aggregation_epochs=1,
-)
+TINY = PFedGRP(task=TOY, **SHORT_PFEDGRP)
 SAMPLER = eager_sampler(TOY)
 
 

@@ -17,20 +17,10 @@ from replayfleet.federation.methods.pfedgrp_records import AggregatorState, Clie
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.personalisation.personalise import Mixture
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import SHORT_PFEDGRP, TOY, toy_data
 
 SAMPLER = eager_sampler(TOY)
-WAITING = PFedGRP(
-    task=TOY,
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    gate=False,
-    max_tries_factor=2,
-    replay_per_client=16,
-    aggregation_epochs=1,
-)
+WAITING = PFedGRP(task=TOY, gate=False, **SHORT_PFEDGRP)
 MIXING = replace(WAITING, mix_absent=True)
 
 

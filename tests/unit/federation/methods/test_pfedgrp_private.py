@@ -17,19 +17,9 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_records import AggregatorState, ClientState, Download, Upload
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import SHORT_PFEDGRP, TOY, toy_data
 
-OPEN = PFedGRP(
-    task=TOY,
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    gate=False,
-    max_tries_factor=2,
-    replay_per_client=16,
-    aggregation_epochs=1,
-)
+OPEN = PFedGRP(task=TOY, gate=False, **SHORT_PFEDGRP)
 PRIVATE = replace(OPEN, dp_noise_multiplier=2.0)
 SAMPLER = eager_sampler(TOY)
 

@@ -17,19 +17,10 @@ from replayfleet.federation.methods.steps.personalisation.mixtures import person
 from replayfleet.federation.methods.steps.personalisation.personalise import Mixture
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.robust import robust_average
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import SHORT_PFEDGRP, TOY, toy_data
 
 SAMPLER = eager_sampler(TOY)
-METHOD = PFedGRP(
-    task=TOY,
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    max_tries_factor=2,
-    replay_per_client=8,
-    aggregation_epochs=1,
-)
+METHOD = PFedGRP(task=TOY, **{**SHORT_PFEDGRP, "replay_per_client": 8})
 RULES = ("median", "trimmed-mean", "krum", "multi-krum")
 
 

@@ -18,19 +18,9 @@ from replayfleet.federation.methods.steps.replay import draw_labelled_replay
 from replayfleet.models.build import build_critic, build_generator
 from replayfleet.models.counting import count_parameters
 from replayfleet.models.specs import TaskSpec
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import SHORT_PFEDGRP, TOY, toy_data
 
-SINGLE = PFedGRP(
-    task=TOY,
-    generators="single",
-    local_epochs=1,
-    batch_size=16,
-    sub_generator_epochs=1,
-    gan_batch_size=8,
-    max_tries_factor=2,
-    replay_per_client=16,
-    aggregation_epochs=1,
-)
+SINGLE = PFedGRP(task=TOY, generators="single", **SHORT_PFEDGRP)
 SAMPLER = sampler_of(SINGLE)
 
 
