@@ -17,21 +17,12 @@ from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.service.artefact_codec import decode_artefacts
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
-from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
-from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.mosquitto import Mqtt
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
 
 LIMIT_S = 240.0
 PROGRAM = "from replayfleet.aggregator.cli import main; main()"
-
-
-class Mqtt:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session:
-        return MqttSession(self.url, client_id, on_message=on_message, will=will)
 
 
 class Member(TinyClient):

@@ -22,22 +22,13 @@ from replayfleet.aggregator.steps import DEEDS, Step
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
-from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
-from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.mosquitto import Mqtt
 
 TESTS = Path(__file__).parents[1]
 ALWAYS = tuple(step for step in Step if step not in {Step.EPOCH_RAISED, *DEEDS})
 KILLED_AT = (Step.UPLOAD_STORED, Step.COMMITTED)
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
-
-
-class Mqtt:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session:
-        return MqttSession(self.url, client_id, on_message=on_message, will=will)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from replayfleet.federation.service.web.guard import Rules
 from replayfleet.federation.service.web.serving import WebServer
 from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, encode_thumbnail
 from tests.support import watched_fleet as watched
-from tests.support.browser import AXE, CHROMIUM, Browser, chromium
+from tests.support.browser import AXE, Browser
 from tests.support.consoles import console
 from tests.support.waiting import until
 from tests.support.watched_fleet import BEGAN, watched_fleet
@@ -74,14 +74,6 @@ def answers(port: int) -> bool:
             return line.getresponse().status == 200
         except OSError:
             return False
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if not CHROMIUM:
-        pytest.skip("Chromium is not installed")
-    with chromium(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,6 @@ def write_drive(root: Path, towns: tuple[str, ...], num_frames: int) -> Path:
 
 def last_reports(fleet: World) -> list[dict[str, Any]]:
     return [report for report in events(fleet, "client report") if report["round"] == 2]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(*args: Any, **options: Any) -> World:
-        made.append(World(tmp_path, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def drive(root: Path, tmp_path: Path, *queries: str, least: int = 20) -> Any:

@@ -7,13 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.client_world import TrainerThread, World, events
+from support.client_world import TrainerThread, events
 
 from replayfleet.edge_client.flow import LabelProgress, Shown
 from replayfleet.edge_client.learning.local_training import TrainerProcess
@@ -26,19 +24,6 @@ from replayfleet.federation.wire.protocol.messages import Presence
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.seal import unseal
 from tests.support.memory_broker import MemoryBroker
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(*args: Any, **options: Any) -> World:
-        made.append(World(tmp_path, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedgrp", "der"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,7 @@ from support.finished_demo import finished_demo, tiny_images
 from replayfleet.scripts.carla.facts import read_facts
 from replayfleet.scripts.carla.page import page as drive_page
 from replayfleet.scripts.demo.report import write_report
-from tests.support.browser import AXE, CHROMIUM, Browser, Page, chromium
-
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+from tests.support.browser import AXE, Browser, Page
 
 
 @pytest.fixture(scope="module")

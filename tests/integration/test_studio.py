@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,7 @@ import pytest
 
 from replayfleet.edge_client.flow import Shown
 from replayfleet.models.specs import TaskSpec
-from tests.support.browser import CHROMIUM, Browser, Page, chromium
+from tests.support.browser import Browser, Page
 from tests.support.studio_world import taught
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
@@ -37,12 +36,6 @@ def film(folder: Path) -> str:
         pixels = np.clip(colour + rng.normal(0, 25, (120, 160, 3)), 0, 255).astype(np.uint8)
         cv2.imwrite(str(folder / f"{number:03d}.png"), pixels)
     return f"images://{folder}?rate=20&loop=true"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def share_right(seen: list[Shown]) -> float:
@@ -74,7 +67,6 @@ def label_one(page: Page, *, red: bool) -> str:
 
 @pytest.mark.learning
 @pytest.mark.usefixtures("served_here")
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
 def test_thirty_frames_labelled_by_key_raise_the_accuracy_of_the_next_model(browser: Browser, tmp_path: Path) -> None:
     with taught(tmp_path, TASK, film(tmp_path / "film"), NUM_LABELS, local_epochs="30", learning_rate="0.003") as (
         world,

@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.operator.studio.app import StudioServer
-from tests.support.browser import AXE, CHROMIUM, Browser, Page, chromium
+from tests.support.browser import AXE, Browser, Page
 from tests.support.studio_device import HEIGHT, TASK, WIDTH, Device
-
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture

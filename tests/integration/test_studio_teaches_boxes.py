@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,7 @@ import pytest
 
 from replayfleet.edge_client.flow import Shown
 from replayfleet.models.specs import DetectionSpec
-from tests.support.browser import CHROMIUM, Browser, Page, chromium
+from tests.support.browser import Browser, Page
 from tests.support.studio_world import taught
 
 TASK = DetectionSpec(3, 64, 96, ("car", "bike"), anchors=((0.25, 0.3),), width=8, stride=16, max_boxes=3)
@@ -75,12 +74,6 @@ def share_found(seen: list[Shown]) -> float:
     return found / len(newest)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
 def draw_one(page: Page) -> None:
     """Look at the frozen frame, take away what the model thinks, and draw what is there."""
     page.wait("!busy && shown && at('frozen').complete && at('frozen').naturalWidth > 0")
@@ -106,7 +99,6 @@ def draw_one(page: Page) -> None:
 @pytest.mark.slow
 @pytest.mark.learning
 @pytest.mark.usefixtures("served_here")
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
 def test_thirty_drawn_frames_raise_what_the_next_detector_finds(browser: Browser, tmp_path: Path) -> None:
     with taught(tmp_path, TASK, film(tmp_path / "film"), NUM_LABELS, local_epochs="40", batch_size="5") as (
         world,

@@ -18,8 +18,7 @@ import psutil
 from support.tiny_fleet import FLEET, TinyClient
 
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
-from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.mosquitto import Mqtt
 
 HERE = Path(__file__).parent
 CHILDREN = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE.parents[1]}"}
@@ -52,14 +51,6 @@ class Phase:
     @property
     def round_s(self) -> float:
         return self.seconds / max(1, self.rounds)
-
-
-class Mqtt:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session:
-        return MqttSession(self.url, client_id, on_message=on_message, will=will)
 
 
 class Trainee(TinyClient):

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replayfleet.federation.wire.transport.broker import _reserved, find_mosquitto
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 from tests.support.ports import answers
 
 
@@ -38,6 +40,16 @@ def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
         finally:
             process.terminate()
             process.wait()
+
+
+class Mqtt:
+    """Makes sessions with a broker, as a service asks for them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session:
+        return MqttSession(self.url, client_id, on_message=on_message, will=will)
 
 
 def password_file(folder: Path, **users: str) -> Path:
