@@ -15,7 +15,6 @@ from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.fleet.presets import TASKS
-from replayfleet.federation.wire.protocol.codec import decode_manifest, encode_manifest
 from replayfleet.federation.wire.protocol.messages import TASK_GRAPH
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -37,7 +36,7 @@ def test_a_device_can_serve_what_is_published_and_prove_it(tmp_path: Path, metho
     blobs = DiskBlobStore(tmp_path)
     publisher = Publisher("f", blobs, exporter, export_graphs(blobs, exporter))
     download = method.initial_download(seeded_generator(1, 0, "initial"))
-    manifest = decode_manifest(encode_manifest(publisher.drafts({"cam": download}, 0)["cam"]))
+    manifest = publisher.drafts({"cam": download}, 0)["cam"]
     entries = {entry.name: entry for entry in manifest.blobs}
     assert {TASK_GRAPH, SUB_GENERATOR_GRAPH, "average", "personalised"} == entries.keys()
     serving = manifest.serving

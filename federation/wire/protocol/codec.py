@@ -17,7 +17,6 @@ from replayfleet.federation.wire.protocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_MESSAGE_BYTES,
     check,
-    check_manifest,
     check_message,
 )
 from replayfleet.federation.wire.protocol.messages import PROTOCOL_VERSION, Block, Manifest, Message
@@ -31,7 +30,6 @@ _PREFIX = _HEAD.pack(_MESSAGE, PROTOCOL_VERSION)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_manifest_decoder: msgspec.msgpack.Decoder[Manifest] = msgspec.msgpack.Decoder(Manifest)
 
 
 def encode(message: Message | Block) -> bytes:
@@ -71,23 +69,8 @@ def is_block(payload: bytes) -> bool:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a manifest alone, for disks and digests: equal manifests give equal bytes."""
+    """Return a manifest alone, for digests: equal manifests give equal bytes."""
     return _encoder.encode(manifest)
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """Return what ``encode_manifest`` wrote, checked against the limits.
-
-    Raises:
-        MalformedMessage: Not a manifest, or outside the limits.
-    """
-    check(len(data) <= MAX_MESSAGE_BYTES, f"manifest of {len(data)} bytes, expected at most {MAX_MESSAGE_BYTES}")
-    try:
-        manifest = _manifest_decoder.decode(data)
-    except UNREADABLE as error:
-        raise MalformedMessage(f"not a manifest: {error}") from error
-    check_manifest(manifest)
-    return manifest
 
 
 def _decode_block(payload: bytes) -> Block:
