@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.paths import open_regular
 
 KEYS = "keys"
 """The folder of a data dir where keys lie that weren't given."""
@@ -47,7 +46,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         SettingsError: There is none, or it is no such key.
     """
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:  # which may be a pipe, from who decrypts it
             key = serialization.load_pem_private_key(file.read(MAX_KEY_BYTES), password=None)
     except OSError as error:
         raise SettingsError(f"key {path} can't be read ({error.strerror or error})") from error

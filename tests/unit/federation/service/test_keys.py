@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from replayfleet.aggregator.members.authority import read_request
 from replayfleet.federation.errors import SettingsError
@@ -39,3 +43,13 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(SettingsError, match="expected a certificate signing request in PEM"):
         read_request(path, "cam-1")
+
+
+def test_a_key_may_come_through_a_pipe_from_who_decrypts_it(tmp_path: Path) -> None:
+    written = Ed25519PrivateKey.generate()
+    pem = written.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    os.mkfifo(tmp_path / "root.key")
+    writer = threading.Thread(target=(tmp_path / "root.key").write_bytes, args=(pem,), daemon=True)
+    writer.start()
+    assert read_key(tmp_path / "root.key").private_bytes_raw() == written.private_bytes_raw()
+    writer.join()
