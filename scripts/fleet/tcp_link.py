@@ -132,5 +132,10 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command; every expected error is one line on stderr."""
     run_command(tcp_link, "tcp-link")
+
+
+if __name__ == "__main__":
+    main()

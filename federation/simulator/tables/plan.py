@@ -27,9 +27,10 @@ from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.checkpoints import difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.run_spec import RunSpec
-from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
+from replayfleet.federation.simulator.settings import check_types, method_fields
 from replayfleet.federation.simulator.tables.paper import NOISE, Column, PaperTable, Row
 from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
+from replayfleet.federation.streams.stream import StreamSize
 
 T = TypeVar("T")
 
