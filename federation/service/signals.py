@@ -17,7 +17,10 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """
 
     def tell(*_: object) -> None:
-        _thread.start_new_thread(stop.set, ())
+        try:
+            _thread.start_new_thread(stop.set, ())
+        except RuntimeError:  # no memory for one, or as many as there may be
+            stop.set()
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
