@@ -244,7 +244,8 @@ class Parent:
     """
 
     def __init__(self, *, outlived: bool = False) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        for sign in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's to handle
+            signal.signal(sign, signal.SIG_IGN)
         if not outlived:
             die_with_parent()
         self._answers = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -156,7 +156,7 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def main(serve: Callable[[Sequence[int]], object] | None = None) -> None:
     """Fork at the client's word until its end of the socket closes; models that run then end by themselves."""
-    for sign in (signal.SIGINT, signal.SIGTERM):
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_IGN)
     from replayfleet.edge_client.serving import worker
 

@@ -55,7 +55,8 @@ def prepare() -> None:
 
 def serve(fds: Sequence[int], load: Callable[[Load], LoadedModel] = load_model) -> None:
     """Serve one model until the client's end of the control socket closes."""
-    for sign in (signal.SIGINT, signal.SIGTERM):  # the client's to handle; a process that left first would look crashed
+    # The client's to handle; a process that left first would look crashed.
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_FIRST, encoding="ascii")

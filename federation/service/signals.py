@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGINT and SIGTERM while the block runs; main thread only.
+    """Set ``stop`` on SIGINT, SIGTERM and SIGHUP while the block runs; main thread only.
 
+    SIGHUP comes when a terminal is closed; who said ``nohup`` has it ignored.
     ``Event.set`` takes a lock, and a second signal would wait for it inside the first: a thread of its own sets it.
     """
 
@@ -22,7 +23,8 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
         except RuntimeError:  # no memory for one, or as many as there may be
             stop.set()
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    hangs_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM, *hangs_up)}
     try:
         yield
     finally:

@@ -328,7 +328,7 @@ def test_a_signal_to_the_whole_group_is_left_to_the_client(rig: Callable[..., Ri
     made.slot.install(colours.candidate(2))
     model = worker_of(made.slot)
     assert model.pid is not None
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(model.pid, sign)
     made.answered(20)
     assert (model.num_deaths, made.slot.num_rollbacks) == (0, 0)

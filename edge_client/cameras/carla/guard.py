@@ -139,7 +139,7 @@ def restore(carla: Any, duty: Duty) -> str:
 
 def main() -> None:
     """Read duties from standard input; when it breaks, do the last one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     duty: Duty | None = None
     for line in sys.stdin:

@@ -43,3 +43,18 @@ def test_where_no_thread_can_be_started_a_signal_stops_all_the_same(monkeypatch:
     with stopped_by_signals(stop):
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
+
+
+def test_a_terminal_that_is_closed_stops_as_ctrl_c_does_and_nohup_keeps_it_from_that() -> None:
+    """It was no goodbye: two terminals closed while a model was on probation sent it away."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, stops in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, handler)
+            stop = threading.Event()
+            with stopped_by_signals(stop):
+                signal.raise_signal(signal.SIGHUP)
+                assert stop.wait(60 if stops else 0) is stops
+            assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
