@@ -6,6 +6,7 @@ Both ends derive every parameter shape from a ``TaskSpec``, so the spec travels 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -85,9 +86,10 @@ class TaskSpec:
     architecture: str = "resnet20"
 
     def __post_init__(self) -> None:
+        _take_plain(self, "image_channels", "image_size", "generator_width")
         if self.image_channels not in {1, 3}:
             raise ValueError(f"image_channels is {self.image_channels}, expected 1 or 3")
-        if not isinstance(self.image_size, int) or self.image_size not in IMAGE_SIZES:
+        if self.image_size not in IMAGE_SIZES:
             raise ValueError(f"image_size is {self.image_size}, expected one of {IMAGE_SIZES}")
         if self.stem not in STEMS:
             raise ValueError(f"stem is {self.stem!r}, expected one of {STEMS}")
@@ -98,7 +100,7 @@ class TaskSpec:
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
-        object.__setattr__(self, "class_names", tuple(self.class_names))  # a list can't be hashed
+        object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         if not 1 <= self.generator_width <= 512:
             raise ValueError(f"generator_width is {self.generator_width}, expected 1 to 512")
 
@@ -197,6 +199,7 @@ class DetectionSpec:
     architecture: str = DETECTORS[0]
 
     def __post_init__(self) -> None:
+        _take_plain(self, "image_channels", "image_height", "image_width", "width", "stride", "max_boxes")
         if self.image_channels not in {1, 3}:
             raise ValueError(f"image_channels is {self.image_channels}, expected 1 or 3")
         if self.stride not in DETECTION_STRIDES:
@@ -211,7 +214,7 @@ class DetectionSpec:
         if not 1 <= len(self.class_names) <= 4096:
             raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
-        object.__setattr__(self, "class_names", tuple(self.class_names))  # a list can't be hashed
+        object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         _check_anchors(self.anchors)
         if not 1 <= self.width <= 512:
             raise ValueError(f"width is {self.width}, expected 1 to 512")
@@ -242,6 +245,16 @@ class DetectionSpec:
     def output_shape(self) -> tuple[int, ...]:
         """What the detector answers for one image: (A * (5 + K), rows, columns)."""
         return (self.num_anchors * (5 + self.num_classes), *self.grid_shape)
+
+
+def _take_plain(spec: TaskSpec | DetectionSpec, *numbers: str) -> None:
+    """Have these be whole numbers of Python's: messages and files hold none of NumPy's."""
+    for name in numbers:
+        given = getattr(spec, name)
+        try:
+            object.__setattr__(spec, name, int(operator.index(given)))
+        except TypeError:
+            raise ValueError(f"{name} is {given!r:.80}, expected a whole number") from None
 
 
 def _check_names(class_names: tuple[str, ...]) -> None:
