@@ -381,6 +381,33 @@ def test_a_store_that_refuses_without_a_word_is_told_by_its_status(
     assert f"{url} {said}" in caplog.text
 
 
+class Reading(Wordless):
+    """Takes nothing, and forbids to ask for what isn't there, as S3 does those who may not list."""
+
+    def do_GET(self) -> None:
+        if "bbbb" in self.path:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"whole")
+
+    do_PUT = Wordless.do_GET  # noqa: N815
+
+
+def test_who_may_only_read_goes_on_reading_and_a_bundle_that_may_not_be_there_keeps_nobody(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    _, store = bucket(Reading)
+    for refused in (store.put("a" * 32, [b"whole"]), store.fetch("b" * 32, tmp_path / "fetched", 5)):
+        with pytest.raises(PermissionError):
+            refused.result(timeout=60)
+        assert store.usable
+    store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
+    assert (tmp_path / "fetched").read_bytes() == b"whole"
+
+
 def test_what_ends_without_a_word_is_told_by_its_kind(
     folder: Callable[[], ClaimStore], caplog: pytest.LogCaptureFixture
 ) -> None:

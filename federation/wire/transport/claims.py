@@ -35,7 +35,8 @@ WAIT_S = 10.0
 FETCH_S = 60.0
 """After so long a bundle that doesn't arrive from the store comes over MQTT."""
 REST_S = 30.0
-"""A store that failed isn't asked again before; one that took longer than anybody waits, for ten times what it took."""
+"""A store that failed isn't asked again before, but for one that forbade what it was asked; one that took longer than
+anybody waits, for ten times what it took."""
 MAX_REST_S = 600.0
 
 _CHUNK_BYTES = 1 << 20
@@ -275,8 +276,10 @@ class ClaimStore:
             late = took_s >= patience_s
             if error is None and not late:
                 return
-            # Whoever offers a bundle that it never put there keeps the store from nobody.
+            # Whoever offers a bundle that it never put there keeps the store from nobody. S3 calls that forbidden to
+            # those who may list nothing; and who may read and not write goes on reading.
             absent = what == "fetched" and isinstance(error, FileNotFoundError)
+            forbidden = isinstance(error, PermissionError)
             address: Any = self._url
             with contextlib.suppress(AttributeError, TypeError):  # of s3fs alone, once it is connected
                 address = cast("Any", self._opened)[0]._s3.meta.endpoint_url
@@ -284,7 +287,7 @@ class ClaimStore:
                 now = time.monotonic()
                 fresh, self._told_until = now >= self._told_until, now + REST_S
                 if late or not absent:
-                    rest_s = min(10 * took_s, MAX_REST_S) if late else REST_S
+                    rest_s = min(10 * took_s, MAX_REST_S) if late else 0.0 if forbidden else REST_S
                     self._rests_until, self._opened = max(self._rests_until, now + rest_s), None
             if fresh:
                 slow = f"took {took_s:.0f} s, expected {patience_s:g} at most"
