@@ -8,12 +8,15 @@ so Eq. 3 of pFedGRP can descend through it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from replayfleet.models.build import build_task_model
+from replayfleet.models.resnet import ResNet
 from replayfleet.models.specs import TaskSpec
 
 EPSILON = 1e-5
@@ -23,8 +26,33 @@ _PARTNERS = {"conv": "norm", "conv1": "norm1", "conv2": "norm2", "0": "1"}
 """Last name of a convolution -> last name of the normalisation behind it (``0`` and ``1`` inside a shortcut)."""
 
 
+def folded(spec: TaskSpec) -> tuple[nn.Module, Callable[[dict[str, Tensor]], dict[str, Tensor]]]:
+    """Return what answers as the task model in eval mode, for ``functional_call``, and what makes its parameters.
+
+    In a network that isn't a ``ResNet`` a normalisation may stand anywhere: there each is the affine map, by itself.
+    """
+    module: nn.Module = build_task_model(spec, device="meta").eval()
+    if type(module) is ResNet:
+        return build_folded_task_model(spec), fold_batch_norm
+    for layer in module.modules():
+        if getattr(layer, "running_mean", None) is not None:
+            layer.forward = functools.partial(_affine, layer)
+    return module, lambda parameters: parameters
+
+
+def _affine(norm: Any, x: Tensor) -> Tensor:
+    """Return what a BatchNorm makes of (B, C, ...); PyTorch's own has no gradient with respect to its statistics."""
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    shift = -norm.running_mean * scale
+    if norm.affine:
+        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
+    shape = (-1, *[1] * (x.ndim - 2))
+    answer: Tensor = x * scale.view(shape) + shift.view(shape)
+    return answer
+
+
 def build_folded_task_model(spec: TaskSpec) -> nn.Module:
-    """Return the task model without normalisations, on the meta device, for ``functional_call``."""
+    """Return a ``ResNet`` without normalisations, on the meta device, for ``functional_call``."""
     module: nn.Module = build_task_model(spec, device="meta").eval()
     convolutions = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)]
     for name, layer in convolutions:

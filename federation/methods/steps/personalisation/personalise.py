@@ -21,7 +21,7 @@ from replayfleet.federation.methods.steps.averaging import check_equal_layouts, 
 from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import portions
-from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
+from replayfleet.models.folding import folded
 from replayfleet.models.specs import TaskSpec
 
 MIN_IMPROVEMENT = 0.01
@@ -38,7 +38,10 @@ class StackedParameters:
     """N parameter sets as one (N, P) matrix, so that mixing them is one product with the weights.
 
     The matrix is made when it is asked for: of a thousand sets a few are mixed at a time. Integer buffers have no place
-    in a mixture of an evaluated model and are left out.
+    in a mixture.
+
+    Attributes:
+        integers: those of the first set, by name.
 
     Raises:
         ValueError: The sets disagree on keys, shapes or dtypes.
@@ -50,6 +53,7 @@ class StackedParameters:
         self._shapes = {name: tensor.shape for name, tensor in first.items() if tensor.is_floating_point()}
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
         self._sets = parameter_sets
+        self.integers = {name: tensor for name, tensor in first.items() if name not in self._shapes}
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -151,11 +155,11 @@ def personalised_weights(
     """
     if len(replay.labels) == 0:
         raise ValueError("personalised weights need at least one replayed sample")
-    module = build_folded_task_model(spec)
+    module, parameters_of = folded(spec)
     num_sets, device = len(stacked.matrix), stacked.matrix.device
 
     def loss_of(weights: Tensor, images: Tensor, labels: Tensor, precision: str = "float32") -> Tensor:
-        mixed = fold_batch_norm(stacked.mix(weights))
+        mixed = parameters_of({**stacked.integers, **stacked.mix(weights)})
         with computing_in(precision, device):
             logits = functional_call(module, mixed, (images,))  # f(sum_u w_u theta_u; x)
             return F.cross_entropy(logits, labels)

@@ -30,7 +30,7 @@ from replayfleet.federation.methods.steps.personalisation.personalise import (
 from replayfleet.federation.methods.steps.precision import computing_in
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import portions
-from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
+from replayfleet.models.folding import folded
 from replayfleet.models.specs import TaskSpec
 
 
@@ -107,7 +107,7 @@ class _Clients:
         self._images = torch.stack([job.replay.images for job in jobs])
         self._labels = torch.stack([job.replay.labels for job in jobs])
         self._places = torch.arange(len(jobs), device=self._images.device)[:, None]
-        self._module = build_folded_task_model(spec)
+        self._module, self._parameters_of = folded(spec)
         shape = (len(jobs), len(first))
         self.uniform = self._matrices.new_full(shape, 1 / len(first))
         self.own = F.one_hot(torch.tensor([job.own_index for job in jobs]), len(first)).to(self.uniform)
@@ -116,7 +116,7 @@ class _Clients:
         """Return each client's cross-entropy of its mixed model, (M,), on its samples ``batch``, (M, B)."""
 
         def loss_of(flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-            mixed = fold_batch_norm(self._members.named(flat))
+            mixed = self._parameters_of({**self._members.integers, **self._members.named(flat)})
             with computing_in(precision, images.device, vmapped=True):
                 logits = functional_call(self._module, mixed, (images,))  # f(sum_u w_u theta_u; x)
                 return F.cross_entropy(logits, labels)

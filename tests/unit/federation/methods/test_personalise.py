@@ -25,6 +25,7 @@ from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
+from replayfleet.models.specs import ADDED_MODELS, TaskSpec
 from tests.support.toy import TOY, toy_data
 
 SEARCH = WeightSearch(num_epochs=3, batch_size=16, learning_rate=0.05, momentum=0.9)
@@ -87,6 +88,55 @@ def test_the_gradient_of_the_mixed_loss_matches_a_finite_difference(experts: lis
             step[index] = 1e-3
             numeric = (loss(point + step) - loss(point - step)) / 2e-3
             assert gradient[index].item() == pytest.approx(numeric.item(), rel=0.02, abs=0.02)
+
+
+class NotOurs(torch.nn.Module):
+    """Normalises what isn't a convolution's output, by names and an epsilon of its own; has an integer buffer."""
+
+    order: torch.Tensor
+
+    def __init__(self, spec: TaskSpec) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(1, eps=0.1)
+        self.conv = torch.nn.Conv2d(1, 4, 5, 4, bias=False)
+        self.stem = torch.nn.Conv2d(4, 4, 3, bias=False)
+        self.groups, self.after = torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm2d(4, affine=False)
+        self.head = torch.nn.Linear(4, spec.num_classes)
+        self.register_buffer("order", torch.zeros(4, dtype=torch.int64))
+
+    def draw(self, rng: torch.Generator) -> None:
+        self.order.copy_(torch.tensor([2, 0, 1, 3]))
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        maps = self.after(self.groups(self.stem(self.conv(self.norm(images)).relu())))
+        return maps.relu().mean(dim=(2, 3))[:, self.order]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(images))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_networks_of_packages_are_mixed_wherever_their_normalisations_stand(
+    monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    monkeypatch.setitem(ADDED_MODELS.built_in, "not-ours", NotOurs)
+    spec = replace(TOY, architecture="not-ours")
+    models = []
+    for seed, classes in enumerate([{0: 8, 1: 8}, {2: 8, 3: 8}, {0: 8, 3: 8}]):
+        module = initialise(build_task_model(spec), torch.Generator().manual_seed(seed)).train()
+        with torch.no_grad():
+            module(toy_data(classes, seed=seed).images)  # statistics of its own
+        models.append(module.state_dict())
+    stacked, replay = StackedParameters(models), replay_of({0: 6, 2: 6})
+    long = replace(SEARCH, num_epochs=9, learning_rate=0.3)
+    found = personalise_all(
+        spec, stacked, [(0, replay), (1, replay)], long, torch.Generator().manual_seed(0), together=together
+    )
+    assert {mixture.chosen for mixture in found} == {"optimised"}
+    for mixture in found:
+        mixed = weighted_average(models, mixture.weights.double() / mixture.weights.double().sum())
+        loss = torch.nn.functional.cross_entropy(judge_with(spec, mixed)(replay.images), replay.labels)
+        assert mixture.loss == pytest.approx(loss.item(), abs=1e-5)
 
 
 def loss_on(experts: list[dict[str, torch.Tensor]], weights: torch.Tensor, replay: Replay) -> float:
