@@ -81,9 +81,9 @@ def pull(
     A step of SGD changes w by ``2 lambda learning_rate u`` of its distance to v / u. Where that is more than 1 the
     client would diverge, whether others' losses are so sharp or somebody lies; u and v shrink to it, v / u stays.
     """
-    if not weights or importance == 0:
+    if not weights or importance * learning_rate == 0:
         return None
-    most = 1 / (2 * importance * learning_rate)
+    most = min(1 / (2 * importance * learning_rate), torch.finfo(torch.float32).max)
     scale = {name: most / tensor.clamp(min=most) for name, tensor in weights.items()}
     u, v = ({name: scale[name] * each[name] for name in scale} for each in (weights, targets))
     return lambda module: importance * curvature_penalty(module, u, v)

@@ -103,6 +103,16 @@ def test_what_is_as_sharp_as_a_lie_holds_a_parameter_and_lets_nothing_diverge(sh
         assert float((tensor - target[name]).abs().max()) < 2.0
 
 
+@pytest.mark.parametrize("settings", [{"learning_rate": 0.0}, {"importance": 1e-40}, {"importance": 5e-324}])
+def test_steps_and_penalties_of_next_to_nothing_are_nothing(settings: dict[str, float]) -> None:
+    rounds = [{"a": {0: 8, 1: 8}, "b": {2: 8}}, {"a": {2: 8}, "b": {3: 8}}]
+    changed = QUICK | {key: value for key, value in settings.items() if key in QUICK}
+    _, ours = run_rounds(FedCurv(task=TASK, **(QUICK | settings)), rounds)
+    _, fedavg = run_rounds(FedAvg(task=TASK, **changed), rounds)
+    for name, tensor in ours["a"].task_parameters.items():
+        torch.testing.assert_close(tensor, fedavg["a"].task_parameters[name])
+
+
 def test_an_upload_of_negative_information_is_refused() -> None:
     with pytest.raises(ValueError, match=r"fisher of head.bias is negative, expected 0 or more"):
         FedCurv(task=TASK).check_upload(Upload(model(), 4, {"head.bias": torch.tensor([-1.0, 0, 0, 0])}))
