@@ -44,7 +44,8 @@ from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered
 from replayfleet.federation.wire.transport.mqtt import MqttSession
-from replayfleet.federation.wire.transport.seal import Sealed, Signer, Voices
+from replayfleet.federation.wire.transport.seal import Signer, Voices
+from tests.support.voices import TakesAll
 
 FLEET = "bench"
 NUM_CLIENTS = 10
@@ -53,13 +54,6 @@ FROZEN_BYTES = 20_000_000
 FROZEN_S = 8.0
 SPAWN = multiprocessing.get_context("spawn")
 log = logging.getLogger("benchmark")
-
-
-class _Fleet:
-    """Both ends, which take each other's word."""
-
-    def takes(self, address: topics.Address, sealed: Sealed, now: float) -> bool:
-        return True
 
 
 class Member:
@@ -84,7 +78,7 @@ class Member:
             FLEET,
             SimpleNamespace(control=self.session, data=self.session),
             self.store,
-            Voices(signer, _Fleet()),
+            Voices(signer, TakesAll()),
             own_id=client,
         )
         self.session.start()

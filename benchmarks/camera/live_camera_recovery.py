@@ -18,32 +18,11 @@ from benchmarks.harness import run
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.federation.service.logs import configure_logging
-from tests.support.rtsp_server import RtspServer
+from tests.support.rtsp_server import FAILURES, RtspServer
 
 GOAL_S = 5.0
 FIRST_OUTAGE_S = 2.5
 STEP_S = 0.7
-
-
-def come_back(server: RtspServer) -> None:
-    server.silent = server.garbage = server.damaged = False
-    server.status = "200 OK"
-    if not server.listens:
-        server.accept()
-
-
-def ask_for_another_password(server: RtspServer) -> None:
-    server.status = "401 Unauthorized"
-    server.hang_up()
-
-
-FAILURES: dict[str, Callable[[RtspServer], None]] = {
-    "silent": lambda server: setattr(server, "silent", True),
-    "noise": lambda server: setattr(server, "garbage", True),
-    "damaged pictures": lambda server: setattr(server, "damaged", True),
-    "another password": ask_for_another_password,
-    "refuses": RtspServer.refuse,
-}
 
 
 def recoveries(fail: Callable[[RtspServer], None], repeats: int) -> list[float]:
@@ -64,7 +43,7 @@ def recoveries(fail: Callable[[RtspServer], None], repeats: int) -> list[float]:
         for turn in range(repeats):
             fail(server)
             time.sleep(FIRST_OUTAGE_S + turn * STEP_S)
-            come_back(server)
+            server.come_back()
             taken.append(seconds_to_next(newest))
         stop.set()
         watcher.join()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rtsp_server import RED, RtspServer, number_in
+from support.rtsp_server import FAILURES, RED, RtspServer, number_in
 
 from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
 from replayfleet.edge_client.cameras.live.opencv import has_backend
@@ -107,56 +107,26 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], S
     return lambda name: SupervisedCamera(settings, name, command=command)
 
 
-def fall_silent(server: RtspServer) -> None:
-    server.silent = True
-
-
-def send_noise(server: RtspServer) -> None:
-    server.garbage = True
-
-
-def send_damaged_pictures(server: RtspServer) -> None:
-    server.damaged = True
-
-
-def ask_for_another_password(server: RtspServer) -> None:
-    server.status = "401 Unauthorized"
-    server.hang_up()
-
-
-def come_back(server: RtspServer) -> None:
-    server.silent = server.garbage = server.damaged = False
-    server.status = "200 OK"
-    if not server.listens:
-        server.accept()
-
-
 @needs_ffmpeg
 @pytest.mark.parametrize(
-    ("fail", "impatient"),
-    [
-        (fall_silent, {}),
-        (send_noise, IMPATIENT),
-        (send_damaged_pictures, IMPATIENT),
-        (ask_for_another_password, {}),
-        (RtspServer.refuse, {}),
-    ],
+    ("failure", "impatient"),
+    [("silent", {}), ("noise", IMPATIENT), ("damaged pictures", IMPATIENT), ("another password", {}), ("refuses", {})],
 )
 def test_a_stream_that_fails_is_one_line_and_is_back_within_five_seconds_of_its_return(
-    fail: Callable[[RtspServer], None],
+    failure: str,
     impatient: dict[str, float],
     lines: Callable[[str], list[dict[str, Any]]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with RtspServer() as server, Watched(street(server, **impatient)) as watched:
         watched.wait_for(10)
-        fail(server)
+        FAILURES[failure](server)
         until(lambda: lines("camera lost"))
         num_seen = len(watched.pictures)
         time.sleep(1.0)  # more attempts fail
         assert watched.camera.trouble.startswith("lost: ")
         assert len(watched.pictures) == num_seen
-        come_back(server)
+        server.come_back()
         assert watched.time_to_next() <= WITHIN_S
         watched.wait_for(5)
     assert [len(lines(event)) for event in ("camera opened", "camera lost", "camera back")] == [1, 1, 1]

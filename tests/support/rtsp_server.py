@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import cv2
 import numpy as np
@@ -75,11 +75,6 @@ class RtspServer:
         """Where the camera is, with a user and a password that it doesn't ask for."""
         return f"rtsp://operator:secret@127.0.0.1:{self.port}/street?channel=1"
 
-    @property
-    def listens(self) -> bool:
-        """Whether connections are accepted."""
-        return self._listener is not None
-
     def __enter__(self) -> RtspServer:
         self.accept()
         return self
@@ -103,6 +98,17 @@ class RtspServer:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+        self.hang_up()
+
+    def come_back(self) -> None:
+        """Serve again as at first, whatever failed."""
+        self.silent = self.garbage = self.damaged = False
+        self.status = "200 OK"
+        if self._listener is None:
+            self.accept()
+
+    def ask_for_another_password(self) -> None:
+        self.status = "401 Unauthorized"
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -158,6 +164,15 @@ class RtspServer:
                         connection.sendall(b"$" + struct.pack(">BH", 0, len(body)) + body)
             except OSError:
                 return
+
+
+FAILURES: dict[str, Callable[[RtspServer], None]] = {
+    "silent": lambda server: setattr(server, "silent", True),
+    "noise": lambda server: setattr(server, "garbage", True),
+    "damaged pictures": lambda server: setattr(server, "damaged", True),
+    "another password": RtspServer.ask_for_another_password,
+    "refuses": RtspServer.refuse,
+}
 
 
 def _requests(connection: socket.socket) -> Iterator[tuple[str, str, str]]:
