@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -34,12 +34,7 @@ from replayfleet.federation.methods.kit.records import Artefacts, Method, Parame
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
-from replayfleet.federation.service.artefact_codec import (
-    BlobFiles,
-    BlobWriter,
-    EncodedOnce,
-    StoredParameters,
-)
+from replayfleet.federation.service.artefact_codec import BlobFiles, Blobs, BlobWriter, EncodedOnce, StoredParameters
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
@@ -50,10 +45,6 @@ _log = EventLogger("replayfleet.aggregator.aggregation")
 
 LONGEST_REST = 32
 """Rounds: what another process left no memory for goes again, and a driver that is lost for good costs a try."""
-
-
-class Blobs(BlobFiles, BlobWriter, Protocol):
-    """What aggregation needs of a blob store."""
 
 
 @dataclass(frozen=True, slots=True)

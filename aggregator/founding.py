@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.precision.rules import PrecisionRules
@@ -18,7 +16,7 @@ from replayfleet.federation.errors import ArtefactRejected, SettingsError
 from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Parameters, Sampler
 from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
-from replayfleet.federation.service.fleet.growth import check_seen
+from replayfleet.federation.service.fleet.growth import check_seen, plain
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.spec import with_later_settings
 from replayfleet.federation.service.logs import EventLogger
@@ -134,7 +132,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
 
 def _check_equal(store: AggregatorStore, before: FleetSpec, spec: FleetSpec) -> None:
     for name in spec.__struct_fields__:
-        if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
+        if plain(getattr(before, name)) != plain(getattr(spec, name)):
             store.close()
             raise SettingsError(
                 f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
@@ -144,7 +142,7 @@ def _check_equal(store: AggregatorStore, before: FleetSpec, spec: FleetSpec) -> 
 
 def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return the names of settings that differ, sorted."""
-    return [name for name in sorted({*before, *now}) if _plain(before.get(name)) != _plain(now.get(name))]
+    return [name for name in sorted({*before, *now}) if plain(before.get(name)) != plain(now.get(name))]
 
 
 def graphs_of(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[BlobEntry, ...]:
@@ -175,8 +173,3 @@ def initial_of(store: AggregatorStore, blobs: DiskBlobStore) -> Parameters | Non
     """
     entry = store.initial()
     return None if entry is None else decode_parameters(entry.name, blobs.read(entry.digest))
-
-
-def _plain(value: object) -> bytes:
-    """The same for what differs only in tuples and lists."""
-    return msgspec.msgpack.encode(value, order="deterministic")

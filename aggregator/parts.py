@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from replayfleet.aggregator.admission import Gate
-from replayfleet.aggregator.aggregation import Aggregation, Blobs
+from replayfleet.aggregator.aggregation import Aggregation
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -19,6 +19,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.methods.kit.records import Method
+from replayfleet.federation.service.artefact_codec import Blobs
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 import torch
@@ -18,7 +17,7 @@ from replayfleet.export.formats import format_of
 from replayfleet.export.gate import GateError
 from replayfleet.export.served import RoundedModel, rounded_model
 from replayfleet.federation.methods.kit.records import Sampler
-from replayfleet.federation.service.artefact_codec import BlobFiles, BlobWriter
+from replayfleet.federation.service.artefact_codec import Blobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import (
@@ -35,10 +34,6 @@ from replayfleet.models.specs import AnyTaskSpec
 _NO_PARAMETERS = encode_arrays({})
 
 _log = EventLogger("replayfleet.aggregator.precision")
-
-
-class Blobs(BlobFiles, BlobWriter, Protocol):
-    """What rounding needs of a blob store."""
 
 
 class Rounder:

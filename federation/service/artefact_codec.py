@@ -54,6 +54,10 @@ class BlobFiles(BlobReader, Protocol):
         """Return the verified bytes, mapped into memory: private, so that writing changes no file."""
 
 
+class Blobs(BlobFiles, BlobWriter, Protocol):
+    """Both halves of a blob store whose blobs are files."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedArtefacts:
     """What a manifest says about artefacts.

@@ -62,7 +62,7 @@ def extends(spec: FleetSpec, before: FleetSpec) -> bool:
     names, known = spec.task.get(_CLASSES), before.task.get(_CLASSES)
     if not isinstance(names, (list, tuple)) or not isinstance(known, (list, tuple)) or len(names) <= len(known):
         return False
-    return _plain(first_classes(spec, len(known))) == _plain(before)
+    return plain(first_classes(spec, len(known))) == plain(before)
 
 
 def first_classes(spec: FleetSpec, number: int) -> FleetSpec:
@@ -70,6 +70,6 @@ def first_classes(spec: FleetSpec, number: int) -> FleetSpec:
     return msgspec.structs.replace(spec, task={**spec.task, _CLASSES: list(spec.task[_CLASSES])[:number]})
 
 
-def _plain(spec: FleetSpec) -> bytes:
-    """The same for what differs only in tuples and lists."""
-    return msgspec.msgpack.encode(spec, order="deterministic")
+def plain(value: object) -> bytes:
+    """Return what is the same for what differs only in tuples and lists."""
+    return msgspec.msgpack.encode(value, order="deterministic")
