@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
 from replayfleet.federation.methods.steps.kept_samples import Reservoir
@@ -49,6 +50,19 @@ def reservoir_of(data: RoundData, judge: Parameters | None = None) -> Reservoir:
     """All of the data kept, with the logits of a model if there is one."""
     logits = None if judge is None else judge_with(TOY, judge)(data.images)
     return Reservoir(200).with_batch(data.images, data.labels, rng(), logits=logits)
+
+
+def assert_repeatable(method: Any, reservoir: Reservoir) -> None:
+    """Check that a local round of the second stage gives the same bits twice, and leaves what it gets as it was."""
+    start, _ = after_first_stage()
+    copies = [{name: tensor.clone() for name, tensor in each.items()} for each in (start, reservoir.samples)]
+    (one, sent), (two, again) = (
+        method.local_round(reservoir, toy_data(SECOND), TaskDownload(start), rng(3), sampler=SAMPLER) for _ in range(2)
+    )
+    assert same_bits(sent.task_parameters, again.task_parameters)
+    assert same_bits(one.samples, two.samples)
+    assert same_bits(start, copies[0])
+    assert same_bits(reservoir.samples, copies[1])
 
 
 def first_stage_loss(parameters: Parameters) -> float:

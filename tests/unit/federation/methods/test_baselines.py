@@ -6,10 +6,12 @@ import torch
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.centralized import Centralized
 from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator, split_generator
 from replayfleet.federation.methods.kit.task_records import TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.federation.service.fleet.presets import STORES_DATA
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds
 
@@ -32,13 +34,19 @@ def test_what_services_say_of_methods_that_store_data_is_true() -> None:
     assert sorted(STORES_DATA) == sorted(name for name, method in METHODS.items() if method.stores_data)
 
 
-def test_fedavg_weighs_clients_by_their_samples() -> None:
-    method = FedAvg(task=TOY)
+@pytest.mark.parametrize("kind", [kind for kind in METHODS.values() if issubclass(kind, AveragingMethod)])
+def test_a_server_that_averages_weighs_by_samples_whatever_the_order_of_arrival(kind: type[AveragingMethod]) -> None:
+    method = kind(task=TOY)
     uploads = {"b": TaskUpload({"w": torch.tensor([4.0])}, 30), "a": TaskUpload({"w": torch.tensor([0.0])}, 10)}
     state, downloads = method.aggregate(TaskModels(), uploads, torch.Generator(), sampler=SAMPLER)
     assert downloads["a"].task_parameters["w"].item() == 3.0
     assert downloads["a"].task_parameters is downloads["b"].task_parameters
     assert method.download_for(state, "late", downloads["a"]).task_parameters["w"].item() == 3.0
+    _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), torch.Generator(), sampler=SAMPLER)
+    assert same_bits(other["b"].task_parameters, downloads["b"].task_parameters)
+    assert same_bits(TaskModels.unpack(state.pack()).common, state.common)
+    with pytest.raises(ValueError, match="without uploads"):
+        method.aggregate(TaskModels(), {}, torch.Generator(), sampler=SAMPLER)
 
 
 def test_centralized_gives_every_client_its_own_model_back() -> None:

@@ -9,7 +9,7 @@ from replayfleet.federation.methods.der import DER, TARGETS, refreshed
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.kit.packing import same_bits
-from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.kit.task_records import TaskDownload
 from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import flat_gradient
 from replayfleet.federation.methods.steps.task_model import judge_with, trainable_task_model
@@ -22,6 +22,7 @@ from tests.support.two_stages import (
     TOY,
     after_first_stage,
     agree,
+    assert_repeatable,
     first_stage_loss,
     random_model,
     reservoir_of,
@@ -107,16 +108,7 @@ def test_it_keeps_samples_with_the_logits_that_they_had_when_they_were_met() -> 
 
 def test_one_seed_gives_the_same_bits_and_inputs_stay_untouched() -> None:
     start, first = after_first_stage()
-    reservoir = reservoir_of(first, judge=start)
-    copies = [{name: tensor.clone() for name, tensor in each.items()} for each in (start, reservoir.samples)]
-    method = DER(task=TOY, **ONE_EPOCH)
-    (one, sent), (two, again) = (
-        method.local_round(reservoir, toy_data(SECOND), TaskDownload(start), rng(3), sampler=SAMPLER) for _ in range(2)
-    )
-    assert same_bits(sent.task_parameters, again.task_parameters)
-    assert same_bits(one.samples, two.samples)
-    assert same_bits(start, copies[0])
-    assert same_bits(reservoir.samples, copies[1])
+    assert_repeatable(DER(task=TOY, **ONE_EPOCH), reservoir_of(first, judge=start))
 
 
 @pytest.mark.learning
@@ -126,16 +118,6 @@ def test_it_unlearns_less_than_fedavg() -> None:
     method = DER(task=TOY, **SECOND_STAGE)
     _, upload = method.local_round(kept, toy_data(SECOND), TaskDownload(start), rng(), sampler=SAMPLER)
     assert first_stage_loss(upload.task_parameters) < 0.5 * what_fedavg_unlearns()
-
-
-def test_the_aggregator_weighs_by_volume_whatever_the_order_of_arrival() -> None:
-    method = DER(task=TOY)
-    uploads = {"b": TaskUpload({"w": torch.tensor([4.0])}, 30), "a": TaskUpload({"w": torch.tensor([0.0])}, 10)}
-    _, downloads = method.aggregate(TaskModels(), uploads, rng(), sampler=SAMPLER)
-    _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), rng(), sampler=SAMPLER)
-    assert downloads["a"].task_parameters["w"].item() == other["b"].task_parameters["w"].item() == 3.0
-    with pytest.raises(ValueError, match="without uploads"):
-        method.aggregate(TaskModels(), {}, rng(), sampler=SAMPLER)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from replayfleet.federation.methods.fedprox import DISTANCES, FedProx, distance,
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.models.build import build_task_model, initialise
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
@@ -100,19 +100,6 @@ def test_one_seed_gives_the_same_bits_and_the_download_stays_untouched() -> None
     method = FedProx(task=TOY, **QUICK, mu=0.1)
     assert same_bits(trained(method, origin, seed=3), trained(method, origin, seed=3))
     assert same_bits(origin.task_parameters, copy)
-
-
-def test_the_aggregator_weighs_by_volume_whatever_the_order_of_arrival() -> None:
-    method = FedProx(task=TOY)
-    uploads = {"b": TaskUpload({"w": torch.tensor([4.0])}, 30), "a": TaskUpload({"w": torch.tensor([0.0])}, 10)}
-    state, downloads = method.aggregate(TaskModels(), uploads, torch.Generator(), sampler=SAMPLER)
-    assert downloads["a"].task_parameters["w"].item() == 3.0
-    _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), torch.Generator(), sampler=SAMPLER)
-    assert same_bits(other["b"].task_parameters, downloads["b"].task_parameters)
-    again = TaskModels.unpack(state.pack())
-    assert same_bits(again.common, state.common)
-    with pytest.raises(ValueError, match="without uploads"):
-        method.aggregate(TaskModels(), {}, torch.Generator(), sampler=SAMPLER)
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), True])

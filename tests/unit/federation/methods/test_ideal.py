@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.ideal import Ideal
 from replayfleet.federation.methods.kit.packing import same_bits
-from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels
 from replayfleet.federation.methods.steps.kept_samples import StoredRounds
 from tests.support.toy import run_rounds, toy_data
 from tests.support.two_stages import (
@@ -33,14 +32,6 @@ def test_the_first_round_has_fedavgs_bits_and_the_second_trains_on_both() -> Non
     assert (upload.num_samples, both.num_samples) == (8, 11)
     assert later.all_of("labels").tolist() == [0] * 4 + [1] * 4 + [2] * 3
     assert len(stored.rounds) == 1
-
-
-def test_clients_share_one_average_whatever_the_order_of_arrival() -> None:
-    method = Ideal(task=TOY)
-    uploads = {"b": TaskUpload({"w": torch.tensor([4.0])}, 30), "a": TaskUpload({"w": torch.tensor([0.0])}, 10)}
-    _, downloads = method.aggregate(TaskModels(), uploads, rng(), sampler=SAMPLER)
-    _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), rng(), sampler=SAMPLER)
-    assert downloads["a"].task_parameters["w"].item() == other["b"].task_parameters["w"].item() == 3.0
 
 
 @pytest.mark.learning
