@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,7 +125,8 @@ def load_dataset(
             raise SettingsError(
                 f"no folder to download {name} into: this user has no home of its own; give one with --data-root"
             )
-        kind.download(folder)
+        with _faults_named(name, "download(folder)", folder):
+            kind.download(folder)
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
@@ -141,19 +142,24 @@ def load_dataset(
     return Dataset(name, *found, task)
 
 
-def _read(name: str, kind: DatasetKind, place: Path, size: int) -> Parts | None:
-    if name in DATASETS:
-        return kind.read(place, size)
+@contextlib.contextmanager
+def _faults_named(name: str, call: str, place: Path) -> Iterator[None]:
+    """Have what another package's data set raises say whose it is."""
     try:
-        found = kind.read(place, size)
-    except SettingsError:
-        raise
+        yield
     except (Exception, SystemExit) as error:
+        if name in DATASETS or isinstance(error, SettingsError):
+            raise
         raise SettingsError(
-            f"data set {name}, of an installed package: read(folder, {size}) raised {told(error)}; the folder was "
-            f"{place}"
+            f"data set {name}, of an installed package: {call} raised {told(error)}; the folder was {place}"
         ) from error
-    if found is None or (isinstance(found, tuple) and [type(part) for part in found] == [LabelledImages] * 2):
+
+
+def _read(name: str, kind: DatasetKind, place: Path, size: int) -> Parts | None:
+    with _faults_named(name, f"read(folder, {size})", place):
+        found = kind.read(place, size)
+    is_parts = isinstance(found, tuple) and [type(part) for part in found] == [LabelledImages] * 2
+    if name in DATASETS or found is None or is_parts:
         return found
     gave = ", ".join(type(part).__name__ for part in found) if isinstance(found, tuple) else type(found).__name__
     raise SettingsError(

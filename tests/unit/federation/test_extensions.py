@@ -319,6 +319,23 @@ YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "c
         assert len(load_dataset("yard", data_root=tmp_path).train.labels) == 2
 
 
+def test_what_a_package_s_download_raises_says_whose_it_is(install: Install, tmp_path: Path) -> None:
+    code = """
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.models.specs import TaskSpec
+
+def download(folder):
+    raise ConnectionError("the yard doesn't answer")
+
+TASK = TaskSpec(1, 28, ("gate", "cart"))
+YARD = DatasetKind((28,), lambda folder, size: None, "ask the yard", download=download, task=TASK)
+"""
+    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    told = r"data set yard, of an installed package: download\(folder\) raised ConnectionError: the yard doesn't answer"
+    with pytest.raises(SettingsError, match=told):
+        load_dataset("yard", data_root=tmp_path, download=True)
+
+
 def test_a_data_set_of_lists_is_told_that_they_are_no_arrays(install: Install, tmp_path: Path) -> None:
     code = """
 import numpy as np
