@@ -91,6 +91,7 @@ class Coordinator:
         self._list_members(now)
         self._began_at = now
         self._answer_due = False
+        self._outlived: Announcement | None = None
         self._collect_due = True
         self._aggregates = self._aggregates_again = self._aggregation_waits = False
         self._reported: dict[str, int] = {}
@@ -259,6 +260,9 @@ class Coordinator:
                 f"leading from round {self.rounds.index} in epoch {parts.leadership.epoch}; clients go on from there"
             )
             parts.journal.add("epoch raised", round=self.rounds.index, detail=detail)
+        if parts.leadership.rival is not self._outlived:  # once, however often the disk has all this begun again
+            self._outlived = parts.leadership.rival
+            parts.releases.outlive_rival()
         self.rounds.begin_again(now)
         self._list_members(now)  # who was revoked while nobody led counts no more
         self._chronicle.started()

@@ -38,7 +38,7 @@ from replayfleet.federation.service.credentials.keys import SIGNING_KEY, read_ke
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
 from replayfleet.federation.wire.protocol.messages import Manifest, Release
-from replayfleet.federation.wire.transport.seal import Signer
+from replayfleet.federation.wire.transport.seal import CLOCKS_APART_US, Signer
 
 ROOT_KEY = "root.key"
 FLOOR = "clock"
@@ -108,6 +108,10 @@ class Releases:
             return 0
         online = (newest.signed.keys[each] for each in newest.signed.roles[Timestamp.type].keyids)
         return newest.signed.version if any(one.keyval.get("public") == key.hex() for one in online) else 0
+
+    def outlive_rival(self) -> None:
+        """Sign later than another aggregator that led may have, whose clock is ahead: devices take nothing older."""
+        self.signer.outlive(self.signer.now_us() + CLOCKS_APART_US)
 
     def forget(self, client_id: str) -> None:
         """Keep nothing of a client."""

@@ -27,11 +27,9 @@ from replayfleet.federation.wire.protocol.codec import decode, encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_METADATA_BYTES, check
 from replayfleet.federation.wire.protocol.messages import Announcement, Manifest
 from replayfleet.federation.wire.protocol.topics import Address
-from replayfleet.federation.wire.transport.seal import Kind, Sealed
+from replayfleet.federation.wire.transport.seal import CLOCKS_APART_US, Kind, Sealed
 
 FOLDER = "trust"
-SLACK_US = 120_000_000
-"""Two aggregators' clocks may differ so much."""
 KEEP_HEARD_EVERY_US = 600_000_000
 """How often the time that was heard is written down; flash memory wears."""
 MAX_REFUSED = 64
@@ -97,12 +95,12 @@ class FleetTrust:
         check(trusted, f"{why}{whose}")
         if sealed.kind is Kind.SAID:
             behind_us = self._heard_us - sealed.time_us
-            if announces and behind_us > SLACK_US:
+            if announces and behind_us > CLOCKS_APART_US:
                 self.problem = (
                     f"an aggregator's word is {behind_us / 1e6:.0f} s older than what it said before: it was "
                     "recorded, or the aggregator's clock was put back, and its keys are those of an earlier copy"
                 )
-            check(behind_us <= SLACK_US, "said long ago, and recorded")
+            check(behind_us <= CLOCKS_APART_US, "said long ago, and recorded")
             self._heard_us = max(self._heard_us, sealed.time_us)
             if self._heard_us - self._kept_us >= KEEP_HEARD_EVERY_US:
                 self._keep_heard()

@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tuf.ngclient import Updater
 
 from replayfleet.aggregator.trust import release
-from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, are_newer, rotate_key
+from replayfleet.aggregator.trust.release import EXPIRES_S, FLOOR, RENEW_S, Releases, anchor, are_newer, rotate_key
 from replayfleet.edge_client.sync.following import ALIVE_S
-from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
+from replayfleet.edge_client.sync.trust import FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError, SettingsError
 from replayfleet.federation.service.command import explained
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Release
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
-from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal
+from replayfleet.federation.wire.transport.seal import CLOCKS_APART_US, Kind, Signer, unseal
 
 ROUND = topic_of("yard", "round")
 CONTROL = topic_of("yard", "control", "cam-1")
@@ -239,8 +239,21 @@ def test_what_was_recorded_long_ago_is_passed_over_also_by_a_restarted_device(
 
 def test_two_aggregators_whose_clocks_differ_a_little_are_both_heard(aggregator: Aggregator, device: Device) -> None:
     other = Aggregator(aggregator.keys)
-    other.now_us = aggregator.now_us - SLACK_US + 1_000_000
+    other.now_us = aggregator.now_us - CLOCKS_APART_US + 1_000_000
     assert device.hears(other.announcement())
+
+
+def test_who_takes_over_with_a_clock_that_is_a_little_behind_is_believed(
+    aggregator: Aggregator, device: Device
+) -> None:
+    device.trust.check(aggregator.release(1))
+    (aggregator.keys / FLOOR).unlink()
+    other = Aggregator(aggregator.keys)
+    other.now_us = aggregator.now_us - CLOCKS_APART_US + 1_000_000
+    assert "must be >=" in device.refuses(other.release(2))
+    other.releases.outlive_rival()
+    assert device.hears(other.announcement())
+    device.trust.check(other.release(3))
 
 
 def test_a_rotated_key_is_followed_and_the_former_one_counts_for_nothing(

@@ -37,6 +37,8 @@ OVERHEAD_BYTES = _HEAD.size + _SIGNATURE_BYTES
 
 KEEP_FLOOR_EVERY_US = 60_000_000
 """How often a signer writes down how late it is, so that a clock that is put back makes nothing old."""
+CLOCKS_APART_US = 120_000_000
+"""Two aggregators' clocks may differ so much."""
 MAX_TIME_US = 190_000_000_000_000_000
 MAX_SPEAKERS = 8
 """Processes of one member whose last word on a topic is remembered."""

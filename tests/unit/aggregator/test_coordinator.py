@@ -214,6 +214,7 @@ class Desk:
         self.lost, self.known = set[str](), set[str]()
         self.presence = PresenceTable()
         self.disk = Disk(folder, "uploads wait", 0.0)
+        self.releases = Mock(roots=(), signed=lambda manifest: manifest)
         place = (self.store.epoch(), self.store.round().index)
         self.leadership = Leadership(self.store.home(), "1", place, self.claim)
         parts: Any = Parts(
@@ -233,9 +234,7 @@ class Desk:
             wishes=Wishes(self.presence),
             announce=self.announced.append,
             leadership=self.leadership,
-            releases=cast(
-                "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
-            ),
+            releases=cast("Any", self.releases),
             ring=cast("Any", SimpleNamespace(keep=self.known.add, turned_away=list, other_uses=lambda *_: False)),
             wall_clock=lambda: wall_s,
         )
@@ -819,8 +818,13 @@ def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_wel
         assert not spare.leadership.leads
     assert {one.state for one in spare.announced} == {"standby"}
     leader("offline", now)
-    spare.coordinator.tick(now + 30.5)
+    assert not spare.releases.outlive_rival.called
+    with monkeypatch.context() as patched:
+        patched.setattr(spare.coordinator._chronicle, "started", Mock(side_effect=FULL))
+        spare.coordinator.tick(now + 30.5)
+    spare.coordinator.tick(now + 35.0)
     assert (spare.leadership.leads, spare.store.epoch()) == (True, 4)
+    assert spare.releases.outlive_rival.call_count == 1
 
 
 def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_closed(
