@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from replayfleet.federation.wire.transport.seal import CLOCKS_APART_US, Kind, Se
 FOLDER = "trust"
 KEEP_HEARD_EVERY_US = 600_000_000
 """How often the time that was heard is written down; flash memory wears."""
+_CHECK = "crc32"
+"""One bit more in a time that was heard, and all that the fleet says would be old."""
 MAX_REFUSED = 64
 UNNAMED = "signed with a key that this fleet's root doesn't name"
 READ_NONE = "give the fleet's root.json with --identity, or remove the folder trust in the data dir"
@@ -244,13 +247,16 @@ class FleetTrust:
         self._kept_us = self._heard_us
         with contextlib.suppress(OSError):  # it is written again later
             times = {key.hex(): self._heard_us for key in self._keys}
+            times[_CHECK] = zlib.crc32(msgspec.json.encode(times))
             write_atomic(self._folder / "heard.json", msgspec.json.encode(times))
 
     def _read_heard(self) -> dict[str, int]:
         try:
-            return msgspec.json.decode(read_regular(self._folder / "heard.json"), type=dict[str, int])
+            times = msgspec.json.decode(read_regular(self._folder / "heard.json"), type=dict[str, int])
         except (OSError, msgspec.MsgspecError):
             return {}
+        check_value = times.pop(_CHECK, None)  # earlier versions wrote none
+        return times if check_value in {None, zlib.crc32(msgspec.json.encode(times))} else {}
 
 
 class _Delivered(FetcherInterface):

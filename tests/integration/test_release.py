@@ -384,6 +384,21 @@ def test_an_aggregator_whose_root_is_damaged_says_where_another_is(damage: str, 
     assert "put it back, from a backup" in text or "put back what a backup has there" in text
 
 
+def test_a_device_whose_disk_turns_a_bit_of_the_time_that_it_heard_hears_its_fleet(
+    aggregator: Aggregator, device: Device
+) -> None:
+    """A year of 2280 made all that its aggregator said recorded, for good."""
+    heard = device.folder / "heard.json"
+    before = heard.read_bytes()
+    assert b":18" in before
+    heard.write_bytes(before.replace(b":18", b":98"))
+    device.restart()
+    assert device.hears(aggregator.announcement())
+    heard.write_bytes(before)
+    device.restart()
+    assert device.trust.heard_us == aggregator.now_us
+
+
 def test_a_device_whose_newest_root_is_damaged_goes_on_from_the_one_before(
     aggregator: Aggregator, device: Device, tmp_path: Path
 ) -> None:

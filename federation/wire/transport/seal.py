@@ -12,6 +12,7 @@ import enum
 import secrets
 import struct
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ class Signer:
         if self._floor is not None and self._last_us - self._kept_us >= KEEP_FLOOR_EVERY_US:
             self._kept_us = self._last_us
             with contextlib.suppress(OSError):  # a full disk stops nobody from speaking
-                write_atomic(self._floor, b"%d\n" % self._last_us, private=True)
+                text = b"%d" % self._last_us
+                write_atomic(self._floor, b"%b %d\n" % (text, zlib.crc32(text)), private=True)
         return self._last_us
 
     def outlive(self, time_us: int) -> None:
@@ -205,7 +207,10 @@ def _signed(topic: str, head: bytes, frame: bytes) -> bytes:
 
 def _read(floor: Path | None) -> int:
     try:
-        time_us = 0 if floor is None else int(read_regular(floor)[:32])
+        text, *check_value = [b"0"] if floor is None else read_regular(floor)[:32].split()
+        time_us = int(text)
     except (OSError, ValueError):
+        return 0
+    if check_value not in ([], [b"%d" % zlib.crc32(text)]):  # earlier versions wrote none
         return 0
     return time_us if 0 <= time_us < MAX_TIME_US else 0  # damaged
