@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -43,10 +44,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_leaves_no_half_of_a_file_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     done = run(str(tmp_path / "my yard"))
     assert re.search(r"my yard/docker/\S+ can't be written \(No space left", str(done.exception))
     assert [path for path in (tmp_path / "my yard").rglob("*") if path.is_file()] == []

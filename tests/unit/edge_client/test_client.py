@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -667,11 +668,11 @@ def test_a_round_that_lacks_a_file_which_no_disk_took_away_is_left(made: Harness
 def test_a_download_is_served_at_once_and_confirmed_when_its_record_is_on_disk(
     made: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as while_full:
-        while_full.setattr("replayfleet.edge_client.state_store.write_atomic", full)
+        while_full.setattr(
+            "replayfleet.edge_client.state_store.write_atomic",
+            Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        )
         assert made.hear(announcement(0), offered(1)) is Step.TRAINING, "nobody knew of the disk when it began"
         made.client.tick(5.0)
         assert (made.client.serving_version, made.courier.verdicts) == (1, [])
@@ -775,10 +776,7 @@ def test_an_announcement_that_is_not_understood_is_ignored(made: Harness) -> Non
 
 
 def test_a_source_that_does_not_fit_an_announced_task_waits_and_says_so(made: Harness) -> None:
-    def refuse(task: TaskSpec) -> Any:
-        raise SettingsError("choose another source")
-
-    object.__setattr__(made.client._parts, "open_source", refuse)
+    object.__setattr__(made.client._parts, "open_source", Mock(side_effect=SettingsError("choose another source")))
     assert made.hear(announcement(0)) is Step.WAIT_AGGREGATOR
     assert "choose another source" in made.client.notice
     object.__setattr__(made.client._parts, "open_source", made.open)

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -189,16 +190,13 @@ def test_a_begun_entry_that_is_damaged_is_told_once(tmp_path: Path, caplog: pyte
 def test_what_the_disk_doesnt_let_be_noted_as_used_comes_in_no_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
     images = tmp_path / "images"
     for index in range(4):
         _put(images, f"cat/{index}.png", index * 10)
     source = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger")
     first = source.round_samples(0)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", refused)
+        patched.setattr(Path, "replace", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
         with pytest.raises(OSError, match="Read-only"):
             source.used_up(0)
     second = source.round_samples(1)
@@ -287,11 +285,8 @@ def test_what_could_not_be_read_for_a_moment_is_read_the_next_time(
         _put(images, f"cat/{index}.png", index * 10)
     source = folder_samples(FolderUri(images, per_round=1), tmp_path / "ledger")
 
-    def fails(path: Path) -> bytes:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", fails)
+        patched.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         assert source.round_samples(0) is None
     samples = source.round_samples(0)
     assert samples is not None

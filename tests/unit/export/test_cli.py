@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -180,12 +181,9 @@ def test_a_split_export_leaves_a_file_of_parameters_alone_that_is_not_of_an_expo
 
 
 def test_a_full_disk_is_named_by_the_file_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     raw = tmp_path / "task.safetensors"
     save_file(_state_dict(), raw)
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     out = tmp_path / "a" / "b"
     assert f"{out / 'task.onnx'}: can't be written (No space left" in fails(task(raw, out))
     assert not (tmp_path / "a").exists()

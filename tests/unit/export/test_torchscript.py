@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,10 +39,7 @@ def test_an_exported_model_computes_the_same_at_any_batch_size():
 def test_bytes_with_another_digest_never_reach_the_loader(monkeypatch: pytest.MonkeyPatch):
     _, data, digest = export_small()
 
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr(torch.jit, "load", never)
+    monkeypatch.setattr(torch.jit, "load", Mock(side_effect=AssertionError("loaded")))
     with pytest.raises(ArtefactRejected) as caught:
         load_torchscript(data + b"\0", digest)
     assert caught.value.reason is Reason.WRONG_DIGEST

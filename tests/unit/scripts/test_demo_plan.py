@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -177,10 +178,7 @@ def test_missing_data_are_downloaded_and_the_operator_is_told(monkeypatch: pytes
 
 
 def test_damaged_data_are_not_downloaded_over(monkeypatch: pytest.MonkeyPatch):
-    def load(name: str, **options: Any) -> str:
-        raise SettingsError("train-images.gz is damaged")
-
-    monkeypatch.setattr(launch_plan, "load_dataset", load)
+    monkeypatch.setattr(launch_plan, "load_dataset", Mock(side_effect=SettingsError("train-images.gz is damaged")))
     with pytest.raises(SettingsError, match="damaged"):
         find_data(None, print)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.tiny_fleet import Crash, TinyFleet
@@ -206,12 +207,9 @@ def test_a_deed_that_the_disk_does_not_take_is_not_done(
     fleet.run(until=lambda: fleet.rounds.index == 1 and len(fleet.rounds.accepted) == 3)
     do(fleet, Exclude("cam-4"))
 
-    def fails(_deed: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     rows = [list(fleet.store._db.execute(f"SELECT * FROM {table}")) for table in TABLES]
     with monkeypatch.context() as patch:
-        patch.setattr(fleet.store.deeds, "add", fails)
+        patch.setattr(fleet.store.deeds, "add", Mock(side_effect=OSError(errno.ENOSPC, "no space left on device")))
         with pytest.raises(VerbRefused, match="nothing was changed"):
             do(fleet, verb)
     assert rows == [list(fleet.store._db.execute(f"SELECT * FROM {table}")) for table in TABLES]

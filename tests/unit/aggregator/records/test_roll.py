@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,10 +123,7 @@ def test_a_table_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_deed_and_what_it_does_are_one(store: AggregatorStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_deed: Deed) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(store.deeds, "add", fails)
+    monkeypatch.setattr(store.deeds, "add", Mock(side_effect=sqlite3.OperationalError("database or disk is full")))
     with pytest.raises(sqlite3.OperationalError), store.doing(deed()):
         store.exclude("a", BAD)
     assert "a" not in store.roll.refresh()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,10 +96,7 @@ def test_what_to_do_depends_on_why_nothing_can_be_written(
 ) -> None:
     """An error of the kernel's stands in for a full disk."""
 
-    def refuse(path: Path, data: bytes) -> float:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(disk, "_written", refuse)
+    monkeypatch.setattr(disk, "_written", Mock(side_effect=OSError(number, os.strerror(number))))
     speed = by_check(look_at_disk(tmp_path))["disk.speed"]
     assert (speed.status, speed.advice) == (Status.FAILURE, advice)
     assert os.strerror(number) in speed.found

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,17 +141,11 @@ def test_the_bound_holds_for_training_alone_so_that_there_is_memory_to_say_what_
 
 
 def test_memory_that_never_suffices_ends_in_words_and_other_errors_pass() -> None:
-    def starved(method: Method) -> None:
-        raise MemoryError("nothing left")
-
     with pytest.raises(OutOfMemory, match=r"batches of 8 \(nothing left\); the round is not trained"):
-        within_memory(starved, Method(), None)
-
-    def broken(method: Method) -> None:
-        raise RuntimeError("shapes differ")
+        within_memory(Mock(side_effect=MemoryError("nothing left")), Method(), None)
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        within_memory(broken, Method(), None)
+        within_memory(Mock(side_effect=RuntimeError("shapes differ")), Method(), None)
     assert with_batches_of(Method(), None) == Method()
     assert not is_out_of_memory(ValueError("memory")), "only what says that an allocation failed"
     assert is_out_of_memory(RuntimeError("could not create a primitive")), "oneDNN's words"

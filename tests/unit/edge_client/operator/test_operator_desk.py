@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from http import HTTPStatus
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,11 +124,8 @@ def test_feedback_that_cannot_be_used_is_answered_with_the_reason(body: bytes, m
 def url() -> Any:
     found = desk()
 
-    def broken(body: bytes) -> Any:
-        raise RuntimeError("bug")
-
     server = HealthServer(CollectorRegistry())
-    posted = {"/feedback": found.feedback, "/broken": broken}
+    posted = {"/feedback": found.feedback, "/broken": Mock(side_effect=RuntimeError("bug"))}
     server.answer(lambda: {"healthy": True}, get={"/predictions": found.predictions}, post=posted)
     yield server.url
     server.stop()

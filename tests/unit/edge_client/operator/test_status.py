@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -51,11 +52,8 @@ def test_a_fresh_status_and_one_of_a_client_that_ended_are_as_they_were_written(
 def test_who_may_not_read_the_lock_goes_by_the_process(
     tmp_path: Path, lives: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: Path) -> bool:
-        raise PermissionError
-
     written(tmp_path, pid=os.getpid() if lives else 2**22 + 1, age_s=0.0)  # above the largest of Linux
-    monkeypatch.setattr(status_module, "in_use", refused)
+    monkeypatch.setattr(status_module, "in_use", Mock(side_effect=PermissionError))
     assert read_status(tmp_path)["running"] is lives
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,11 +42,8 @@ def test_a_data_dir_of_another_format_is_refused_and_left_alone(tmp_path: Path):
 
 
 def test_a_full_disk_keeps_nobody_from_its_own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     claim_data_dir(tmp_path, fleet="f", role="client").close()
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with claim_data_dir(tmp_path, fleet="f", role="client"), pytest.raises(SettingsError, match="in use"):
         claim_data_dir(tmp_path, fleet="f", role="client")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -155,23 +156,19 @@ def test_what_the_broker_has_against_us_is_what_operators_see() -> None:
     "error", [OSError(28, "No space left"), sqlite3.OperationalError("database or disk is full")], ids=repr
 )
 def test_a_disk_that_takes_nothing_is_a_state_and_the_service_goes_on(error: Exception, guarded: bool):
-    def fails(now: float) -> None:
-        raise error
-
     service = Service()
-    service.loop.put("job", fails, guarded=guarded)
+    service.loop.put("job", Mock(side_effect=error), guarded=guarded)
     service.loop.pump(0)
     assert "disk full" in service.loop.disk.problem
     assert (service.errors, service.heard) == (0, ["tick"]), "known, so it is no unexpected error"
 
 
 def test_a_damaged_database_ends_the_service_with_one_line():
-    def fails(now: float) -> None:
-        raise sqlite3.DatabaseError("database disk image is malformed")
-
     for guarded in (True, False):
         service = Service()
-        service.loop.put("job", fails, guarded=guarded)
+        service.loop.put(
+            "job", Mock(side_effect=sqlite3.DatabaseError("database disk image is malformed")), guarded=guarded
+        )
         with pytest.raises(ReplayfleetError, match=r"is damaged \(.* malformed\); restore a backup"):
             service.loop.pump(0)
 

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -125,11 +126,8 @@ def test_a_download_is_made_only_where_it_is_asked_for(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("error", [RuntimeError("no home directory"), PermissionError(13, "/root is root's")])
 def test_a_user_without_a_home_is_told_how_to_get_a_set(error: Exception, monkeypatch: pytest.MonkeyPatch):
-    def home() -> Path:
-        raise error
-
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=error))
     monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(DATASETS["fashion-mnist"], download=pytest.fail))
     for download, words in ((False, r"\(--download"), (True, "no folder to download fashion-mnist into")):
         with pytest.raises(SettingsError, match=f"{words}.*--data-root"):
