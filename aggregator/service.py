@@ -26,7 +26,7 @@ from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, initial_of, take_up
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.listening import Listening
-from replayfleet.aggregator.operator.journal import Journal, Listener
+from replayfleet.aggregator.operator.journal import JOURNAL, Journal, Listener, read_journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.operator.thumbnails import CHANNEL, ThumbnailDesk
 from replayfleet.aggregator.parts import Parts
@@ -36,7 +36,7 @@ from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
-from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import NothingLearned, SettingsError
@@ -86,7 +86,7 @@ class AggregatorService:
         lock: of the data dir, so that it is noticed if the folder is replaced.
 
     Raises:
-        SettingsError: The data dir is of a fleet with another spec.
+        SettingsError: The data dir is of a fleet with another spec, or has lost its database.
         ArtefactRejected: The fleet's models can't be exported.
     """
 
@@ -111,7 +111,7 @@ class AggregatorService:
         self._clock = clock
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock(), lock=lock)
-        with contextlib.closing(AggregatorStore(folder)) as store:
+        with contextlib.closing(_store_of(folder)) as store:
             releases = Releases(
                 keys or folder / KEYS, may_found=not store.is_followed() or fleet.claim is Claim.TAKE_OVER
             )
@@ -438,3 +438,12 @@ def _was_said_before(began_us: int, leadership: Leadership, sealed: Sealed) -> b
         return False
     word = decode(sealed.frame)
     return isinstance(word, Announcement) and word.epoch <= leadership.epoch
+
+
+def _store_of(folder: Path) -> AggregatorStore:
+    if not (folder / DATABASE).exists() and any(read_journal(folder, "round opened")):
+        raise SettingsError(
+            f"{folder / DATABASE} is gone, and {JOURNAL} tells of its rounds; restore a backup. For a fleet that "
+            "begins anew, choose another data dir"
+        )
+    return AggregatorStore(folder)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replayfleet.aggregator.operator import journal
 from replayfleet.aggregator.operator.journal import JOURNAL, Journal, last_event, read_journal, rotated
+from replayfleet.aggregator.service import AggregatorService
 from replayfleet.federation.errors import SettingsError
 
 
@@ -54,6 +56,17 @@ def test_something_else_in_its_place_is_named(tmp_path: Path, what: str):
         path.symlink_to(path if what == "circle" else tmp_path / "gone" / "away")
     with pytest.raises(SettingsError, match=rf"{JOURNAL}: .*; move it away, and the journal begins anew"):
         Journal(tmp_path)
+
+
+def test_an_aggregator_whose_database_is_gone_begins_no_new_fleet_in_its_place(tmp_path: Path):
+    """It began one, and removed the models of the old one."""
+    with Journal(tmp_path) as journal:
+        journal.add("aggregator started", round=0)
+        journal.add("round opened", round=0)
+    nothing: Any = None
+    with pytest.raises(SettingsError, match=r"aggregator\.sqlite is gone, .*; restore a backup"):
+        AggregatorService(nothing, tmp_path, nothing)
+    assert [path.name for path in tmp_path.iterdir()] == [JOURNAL]
 
 
 def kinds(folder: Path) -> list[str]:
