@@ -21,7 +21,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from replayfleet.edge_client.sync.following import ALIVE_S
 from replayfleet.federation.atomic import clear_place, write_atomic
-from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, SettingsError
 from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import decode, encode_manifest
@@ -60,13 +60,16 @@ class FleetTrust:
 
     Attributes:
         problem: why the newest announcement wasn't heard; empty if it was.
+
+    Raises:
+        SettingsError: What the device was given is no root, and none was trusted before.
     """
 
     def __init__(self, folder: Path, client_id: str, own: bytes, root: bytes | None = None) -> None:
         self._folder = folder
         self._client_id = client_id
         self._own = own
-        self._given = root
+        self._given = None if root is None or _is_no_root(root) else root
         self.problem = ""
         self._keys: Mapping[bytes, str] = {}
         self._roots: tuple[bytes, ...] = ()
@@ -75,6 +78,10 @@ class FleetTrust:
         self._trusted_at = float("-inf")
         self._unread = ""
         self._load()
+        if self._given is not root:
+            if not self._keys:
+                raise SettingsError("root.json beside this device's keys is no root; put the fleet's there")
+            log.error("root damaged", file="root.json beside the keys", next="going on with the one that is kept")
 
     @property
     def heard_us(self) -> int:
@@ -278,6 +285,12 @@ def _named(roots: Sequence[bytes]) -> dict[str, bytes]:
         with contextlib.suppress(RepositoryError):
             named[f"{Metadata[Root].from_bytes(root).signed.version}.root.json"] = root
     return named
+
+
+def _is_no_root(data: bytes) -> bool:
+    with contextlib.suppress(RepositoryError):
+        return not isinstance(Metadata.from_bytes(data).signed, Root)
+    return True
 
 
 def _online_keys(root: Metadata[Root]) -> dict[bytes, str]:

@@ -399,6 +399,22 @@ def test_a_device_whose_disk_turns_a_bit_of_the_time_that_it_heard_hears_its_fle
     assert device.trust.heard_us == aggregator.now_us
 
 
+@pytest.mark.parametrize("damaged", [bytes(100), b"", b"{}", b"timestamp"])
+def test_a_device_that_was_given_what_is_no_root_goes_on_with_its_own_or_says_so(
+    damaged: bytes, aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    """It ended with a traceback; without that it must not take the first aggregator that comes."""
+    release = aggregator.release(1).release
+    assert release is not None
+    device.root = release.timestamp if damaged == b"timestamp" else damaged
+    device.restart()
+    assert device.hears(aggregator.announcement())
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(Aggregator(tmp_path / "foreign").announcement())
+    with pytest.raises(SettingsError, match="is no root; put the fleet's there"):
+        Device(tmp_path / "new", device.root)
+
+
 def test_a_device_whose_newest_root_is_damaged_goes_on_from_the_one_before(
     aggregator: Aggregator, device: Device, tmp_path: Path
 ) -> None:
