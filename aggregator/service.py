@@ -441,9 +441,11 @@ def _was_said_before(began_us: int, leadership: Leadership, sealed: Sealed) -> b
 
 
 def _store_of(folder: Path) -> AggregatorStore:
-    if not (folder / DATABASE).exists() and any(read_journal(folder, "round opened")):
+    store = AggregatorStore(folder)
+    if store.spec() is None and any(read_journal(folder, "round opened")):
+        store.close()
         raise SettingsError(
-            f"{folder / DATABASE} is gone, and {JOURNAL} tells of its rounds; restore a backup. For a fleet that "
-            "begins anew, choose another data dir"
+            f"{folder / DATABASE} was lost: it holds no fleet, and {JOURNAL} tells of its rounds; restore a backup. "
+            "For a fleet that begins anew, choose another data dir"
         )
-    return AggregatorStore(folder)
+    return store
