@@ -35,7 +35,7 @@ from replayfleet.aggregator.members.authority import (
     read_request,
 )
 from replayfleet.aggregator.members.table import Issued, Member, Members
-from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.atomic import open_file, private_folder
 from replayfleet.federation.errors import MalformedMessage, SettingsError
@@ -127,6 +127,12 @@ class Registry:
         self._own_identity: Path | None = None
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
+        lost = [] if self._table.all() else sorted((folder / MEMBERS).glob(f"*/{identity.CERTIFICATE}"))
+        if lost:  # each was written after the aggregator's own, which the table had by then
+            self.close()
+            raise SettingsError(
+                f"{folder / DATABASE} was lost: it knows nobody, and {lost[0].parent} is a member's; restore a backup"
+            )
         self.is_new = not self._table.all() and self._store.spec() is None
         self._authority = Authority(folder / MEMBERS, fleet, now)
         self._learn_keys()

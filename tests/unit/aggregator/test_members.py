@@ -479,6 +479,25 @@ def test_a_fleet_whose_keys_are_gone_takes_nobody_in_under_others(tmp_path: Path
     enrolled(tmp_path, "cam-2")
 
 
+@pytest.mark.parametrize("lost", ["gone", "emptied"])
+def test_a_database_that_was_lost_shuts_no_member_out_and_lets_no_revoked_one_in(lost: str, tmp_path: Path) -> None:
+    """The next to be enrolled was the only one whom the broker's files named, and nobody was revoked in them."""
+    enrolled(tmp_path, "cam-1", "cam-2")
+    with opened(tmp_path, now=NOW) as registry:
+        registry.revoke("cam-2")
+    before, revocations = named_in_rules(tmp_path), revoked(tmp_path)
+    assert revocations
+    for path in tmp_path.glob(f"{DATABASE}*"):
+        path.unlink()
+    if lost == "emptied":
+        (tmp_path / DATABASE).touch()
+    for words in (("enroll", "cam-3"), ("renew", "cam-1"), ("clients",), ("enroll", "cam-3")):
+        done = run(*words, "--data-dir", tmp_path)
+        assert isinstance(done.exception, SettingsError)
+        assert "was lost: it knows nobody, and " in str(done.exception)
+    assert (named_in_rules(tmp_path), revoked(tmp_path)) == (before, revocations)
+
+
 def test_another_authority_makes_all_that_the_broker_has_anew(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1")
     for name in ("ca.key", "ca.crt"):
