@@ -282,13 +282,14 @@ class DiskBlobStore:
 
     def _make_folder(self, target: Path) -> None:
         if not target.parent.is_dir():
+            target.parent.unlink(missing_ok=True)  # a file there is a damaged disk's
             shared_folder(target.parent)
             _flush_directory(self._root)
         clear_place(target)
 
     def _missing(self, digest: str, error: OSError) -> NoReturn:
         """Raise KeyError of a blob that isn't there, or in whose place a damaged disk left what is no file."""
-        if isinstance(error, FileNotFoundError) or clear_place(self.path(digest)):
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or clear_place(self.path(digest)):
             raise KeyError(digest) from None
         raise error
 

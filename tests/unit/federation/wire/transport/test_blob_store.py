@@ -222,6 +222,17 @@ def test_what_is_no_file_in_a_blobs_place_is_no_blob_and_makes_way(
     assert store.read(name) == b"blob"
 
 
+def test_a_file_in_a_blobs_folders_place_makes_way(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = digest(b"blob")
+    store.path(name).parent.write_bytes(b"?")
+    for read in (store.read, store.mapped):
+        with pytest.raises(KeyError):
+            read(name)
+    store.put(b"blob")
+    assert store.read(name) == b"blob"
+
+
 def test_what_is_no_file_in_a_blobs_place_is_collected(tmp_path: Path) -> None:
     store = DiskBlobStore(tmp_path)
     name = store.put(b"blob")
