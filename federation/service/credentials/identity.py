@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from replayfleet.federation.atomic import private_folder, write_atomic
+from replayfleet.federation.atomic import clear_place, private_folder, write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.credentials.certificates import common_name, shown, validities
@@ -126,12 +126,15 @@ def session_secret(data_dir: Path, key_file: Path | None) -> bytes:
     """
     path = key_file or data_dir / _SESSION_KEY
     try:
-        if key_file is None and not path.is_file():
+        if key_file is None:
             private_folder(path.parent)
-            write_atomic(path, secrets.token_bytes(_SESSION_KEY_BYTES), private=True)
+            clear_place(path)
+            found = read_regular(path) if path.exists() else b""
+            if len(found) < _SESSION_KEY_BYTES or not any(found):  # damaged: one that is random can be made again
+                write_atomic(path, secrets.token_bytes(_SESSION_KEY_BYTES), private=True)
         found = read_regular(path)
     except OSError as error:
         raise SettingsError(f"{path} can't be used ({error.strerror or error})") from error
     if len(found) < _SESSION_KEY_BYTES:
-        raise SettingsError(f"{path} is damaged; remove it, and a new one is made")
+        raise SettingsError(f"{path} is damaged; it holds no key")
     return found

@@ -87,9 +87,23 @@ def test_a_secret_is_the_certificates_key_or_one_that_the_data_dir_keeps(folder:
     assert session_secret(tmp_path, None) == made
     assert len(made) == 32
     assert (tmp_path / "keys" / "session.key").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "keys" / "session.key").write_bytes(b"")
+    (folder / "member.key").write_bytes(b"")
     with pytest.raises(SettingsError, match="is damaged"):
-        session_secret(tmp_path, None)
+        session_secret(tmp_path, folder / "member.key")
+
+
+def test_a_random_secret_that_the_disk_damaged_is_made_again(tmp_path: Path) -> None:
+    """A device didn't start until somebody came and removed it; zeros were taken for a secret."""
+    path, secrets = tmp_path / "keys" / "session.key", {session_secret(tmp_path, None)}
+    for damaged in (b"", bytes(32), b"x" * 31):
+        path.write_bytes(damaged)
+        secrets.add(session_secret(tmp_path, None))
+    path.unlink()
+    path.mkdir()
+    secrets.add(session_secret(tmp_path, None))
+    assert {len(secret) for secret in secrets} == {32}
+    assert len(secrets) == 5
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_anothers_folder_is_refused_before_a_broker_is_asked(folder: Path) -> None:
