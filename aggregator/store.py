@@ -115,7 +115,7 @@ class AggregatorStore:
                     "move it away"
                 )
         except sqlite3.Error as error:
-            passes = disk_errno(error) is not None and (path.is_file() or not read_only)
+            passes = disk_errno(error) is not None and (path.is_file() or not (read_only or os.path.lexists(path)))
             kind = ReplayfleetError if passes else SettingsError
             closed = ": can't be opened now; is the disk full?" if passes else ": can't be opened"
             what = " is damaged; restore a backup" if is_damage(error) else closed

@@ -167,6 +167,15 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):
         AggregatorStore(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["folder", "circle"])
+def test_what_is_no_file_in_its_place_is_no_full_disk(what: str, tmp_path: Path):
+    """As such it ended an aggregator with the code at which systemd tries for ever."""
+    path = tmp_path / "aggregator.sqlite"
+    path.mkdir() if what == "folder" else path.symlink_to(path)
+    with pytest.raises(SettingsError, match=r"aggregator\.sqlite: can't be opened \("):
+        AggregatorStore(tmp_path)
+
+
 def test_the_database_is_written_through(store: AggregatorStore):
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
