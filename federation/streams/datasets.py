@@ -428,8 +428,11 @@ def _fault(_name: str, kind: object) -> str:
     task: Any = kind.task
     if task is not None and not isinstance(task, TaskSpec):
         return f"its task {task!r:.80} is no TaskSpec (replayfleet.models.specs)"
-    if kind.task is not None and kind.image_sizes != (kind.task.image_size,):
-        return f"image_sizes is {kind.image_sizes}, its task has images of {kind.task.image_size} pixels"
+    sizes: object = kind.image_sizes
+    if not isinstance(sizes, tuple) or not sizes:
+        return f"image_sizes is {sizes!r:.80}, expected a tuple of sides in pixels, for example (32,)"
+    if kind.task is not None and sizes != (kind.task.image_size,):
+        return f"image_sizes is {sizes}, its task has images of {kind.task.image_size} pixels"
     return ""
 
 

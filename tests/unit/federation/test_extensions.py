@@ -195,6 +195,7 @@ from replayfleet.models.specs import TaskSpec
 
 YARD = DatasetKind((28,), lambda folder, size: None, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 SMALL = dataclasses.replace(YARD, image_sizes=(32,))
+NONE = dataclasses.replace(YARD, image_sizes=(), task=None)
 GATE = CameraKind("yard", "Settings", "Camera", "path")
 BARE = CameraKind("yard", "Nothing", "Camera", "path")
 PLAIN = CameraKind("builtins", "int", "int", "path")
@@ -209,7 +210,7 @@ class Settings:
         "yard",
         code,
         **{
-            "replayfleet.datasets": {"yard": "yard:YARD", "small": "yard:SMALL"},
+            "replayfleet.datasets": {"yard": "yard:YARD", "small": "yard:SMALL", "none": "yard:NONE"},
             "replayfleet.sources": {"gate": "yard:GATE", "watched": "yard:WATCHED", "Gate_2": "yard:GATE"}
             | {"bare": "yard:BARE", "plain": "yard:PLAIN"},
         },
@@ -217,6 +218,8 @@ class Settings:
     assert task_for("yard").class_names == ("gate", "cart")
     with pytest.raises(SettingsError, match=r"image_sizes is \(32,\), its task has images of 28 pixels"):
         _ = ALL_DATASETS["small"]
+    with pytest.raises(SettingsError, match=r"image_sizes is \(\), expected a tuple of sides in pixels"):
+        _ = ALL_DATASETS["none"]
     parsed = parse_source("gate:///left?rate=5")
     assert isinstance(parsed, CameraUri)
     assert parsed.settings.rate == 5.0
