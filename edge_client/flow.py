@@ -99,6 +99,8 @@ class Camera(Protocol):
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         """Yield pictures until ``stop`` is set or a recording ends; runs on a thread of its own.
 
+        Of a live camera an end before ``stop`` is as a ``CameraError``.
+
         Raises:
             CameraError: It can't deliver now; iterating anew tries again.
         """

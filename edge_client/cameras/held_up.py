@@ -42,7 +42,7 @@ class _HeldUp:
             yield picture
             while not (self.live or self._has_room() or stop.is_set()):
                 stop.wait(_LOOK_S)
-        if not stop.is_set():
+        if not (self.live or stop.is_set()):
             self._ended(self.name)
 
     def describe(self) -> str:

@@ -164,6 +164,8 @@ class InferenceLoop:
                         lane.error = ""
                         backoff.reset()
                     self._put(lane, picture)
+                if lane.camera.live and not lane.stop.is_set():
+                    raise CameraError("its pictures ended, and those of a live camera go on")
                 break
             except CameraError as lost:
                 if not lane.error:

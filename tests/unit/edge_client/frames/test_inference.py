@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from replayfleet.edge_client.cameras.held_up import held_up
 from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Inputs, Picture, PictureSource, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
@@ -391,6 +392,23 @@ def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.Log
     loop.stop()
     assert sum("camera lost" in message for message in caplog.messages) == 1
     assert sum("camera is back" in message for message in caplog.messages) == 1
+
+
+def test_a_live_camera_whose_pictures_end_is_lost_and_no_recording_that_is_over() -> None:
+    """A package's camera that returned where its device gave nothing was done for good, and nobody was told."""
+    camera, done, ended = ScriptedCamera(), queue.Queue[Shown](), list[bool]()
+    held = held_up([camera], lambda: True, lambda: ended.append(True))
+    loop = InferenceLoop(held, Answerer(_slot(says(1, 0)), VIEW), done.put)
+    loop.start()
+    camera.queue.put(None)
+    wait_for(lambda: bool(loop.error))
+    assert loop.error == "cam: its pictures ended, and those of a live camera go on"
+    assert not loop.ended
+    assert not ended
+    camera.queue.put(picture(0))
+    assert done.get(timeout=60).picture.frame_id == 0
+    assert loop.error == ""
+    loop.stop()
 
 
 def test_a_camera_that_comes_back_may_count_from_0_and_no_two_pictures_have_one_number() -> None:
