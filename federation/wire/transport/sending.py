@@ -154,7 +154,7 @@ class Sending:
         return Step(offer, list(self._take(now)))
 
     def _take(self, now: float) -> Iterator[int]:
-        if self._asks and not self._receivers:
+        if self._asks and all(receiver.concluded for receiver in self._receivers.values()):
             return
         floor, credit = self._pace(now)
         limit = min(floor + credit, self.num_blocks)

@@ -174,3 +174,12 @@ def test_the_id_of_a_transfer_depends_on_what_travels_between_whom_and_not_on_th
 
     assert transfer_id() == transfer_id(version=2)
     assert len({transfer_id(), transfer_id(digest="cd" * 32), transfer_id(size=6), transfer_id(client="cam-2")}) == 4
+
+
+def test_of_what_lies_in_a_store_too_nothing_is_sent_to_all_because_one_of_them_has_fetched_it() -> None:
+    sending = Sending(20, credit=8, now=0.0, shared=True, asks=True)
+    assert sending.step(0.0) == Step(True)
+    sending.on_verdict("cam-1")
+    assert sending.step(0.1) == Step(False)
+    sending.on_progress("cam-2", progress(0), 0.2)
+    assert sending.step(0.2).blocks == list(range(8))
