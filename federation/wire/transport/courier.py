@@ -345,6 +345,8 @@ class FleetCourier:
         current = self._open[peer]
         if current.storing is not None and not self._stored(current, current.storing, now):
             return
+        if self._shared_comes(current):
+            return
         transfer_id, bundle, sending = current.offer.transfer_id, current.bundle, current.sending
         resent_before = sending.num_resent
         step = sending.step(now)
@@ -358,6 +360,15 @@ class FleetCourier:
             self._links.data.publish(topic, frame)
             current.bytes_on_wire += len(frame)
         self.counters["blocks_resent"] += sending.num_resent - resent_before
+
+    def _shared_comes(self, current: _Outgoing) -> bool:
+        """Whether what all get is being put in the store: who is offered its own first asks for that alone."""
+        shared = self._open.get(EVERYBODY)
+        if shared is None or shared is current or shared.storing is None:
+            return False
+        return not {part.digest for part in shared.bundle.parts}.isdisjoint(
+            entry.digest for entry in current.offer.manifest.blobs
+        )
 
     def _stored(self, current: _Outgoing, storing: Future[None], now: float) -> bool:
         """Whether the offer can go out: its bundle is in the store, or won't get there soon enough."""

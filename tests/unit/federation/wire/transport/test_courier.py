@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from replayfleet.federation.wire.protocol.messages import (
 from replayfleet.federation.wire.protocol.packed import pack
 from replayfleet.federation.wire.protocol.tensors import compress
 from replayfleet.federation.wire.transport.courier import FleetCourier
-from replayfleet.federation.wire.transport.incoming import TransferLimits
+from replayfleet.federation.wire.transport.incoming import SHARED_GRACE_S, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Offered
 from tests.support.memory_broker import MemoryBroker
 from tests.support.voices import Plain
@@ -177,6 +178,30 @@ def test_who_comes_while_all_places_are_taken_waits_for_a_turn_and_sends_nothing
     yard.run()
     assert [event.peer for event in yard.aggregator.arrived] == ["cam-1", "cam-2", "cam-3"]
     assert all(cam.concluded[0].verdict.accepted for cam in yard.cams)
+
+
+def test_nobody_asks_alone_for_what_all_are_about_to_get_from_the_store(tmp_path: Path) -> None:
+    puts: list[Future[None]] = []
+
+    def put(*_: object) -> Future[None]:
+        puts.append(Future())
+        return puts[-1]
+
+    yard = Yard(tmp_path, "cam-1")
+    (cam,), courier = yard.cams, yard.aggregator.courier
+    courier._claims = cast("Any", SimpleNamespace(usable=True, put=put))
+    average, own = floats(BLOCK), b"its own"
+    digest = yard.aggregator.store.put(average)
+    courier.send("*", a_manifest("*", average, direction="down", shared=True), [digest], yard.clock.now)
+    yard.aggregator.offer("cam-1", own)
+    yard.run()
+    assert [event.peer for event in cam.arrived] == ["cam-1"], "what has nothing to do with it waits for nothing"
+    yard.aggregator.offer("cam-1", average, own, without=(average,), version=2)
+    yard.run(seconds=SHARED_GRACE_S + 1.0)
+    puts[0].set_result(None)
+    yard.run(seconds=SHARED_GRACE_S + 1.0)
+    assert [event.peer for event in cam.events if isinstance(event, Offered)] == ["cam-1", "*", "cam-1"]
+    assert len(puts) == 1
 
 
 def test_busy_is_not_remembered(tmp_path: Path) -> None:
