@@ -88,7 +88,7 @@ class RunSpec:
         Option(
             "Task model: resnet20 (pFedGRP's), cnn (McMahan's), lenet (FedGP's code), resnet18 or resnet20-he (He et "
             "al.'s), the ResNets also with a cosine head (resnet20-cosine), linear, or one that an installed package "
-            "adds.",
+            "adds. fedcil and affcl have networks of their own, whatever stands here.",
             TRAINING,
             check=_check_model,
         ),

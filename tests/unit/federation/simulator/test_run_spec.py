@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.fleet.presets import SETTINGS
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS
 from replayfleet.federation.service.settings import settings_of
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.run_spec import RunSpec
@@ -100,3 +102,16 @@ def test_the_help_of_a_run_and_of_a_table_names_every_preset() -> None:
     helps = [option.help or "" for option in table.params if isinstance(option, click.Option)]
     for told in (next(text for text in helps if text.startswith("Preset")), settings_of(RunSpec)["preset"].option.help):
         assert set(SETTINGS) <= set(re.findall(r"\w+", told))
+
+
+def test_the_help_names_the_methods_that_a_model_changes_nothing_of() -> None:
+    task, rng = TASKS["mnist"], torch.Generator()
+    first, other = (
+        {name: kind(task=each).initial_download(rng).pack().parameter_sets for name, kind in METHODS.items()}
+        for each in (task, replace(task, architecture="lenet"))
+    )
+    option = settings_of(RunSpec)["model"].option
+    assert option is not None
+    for name in METHODS:
+        names = [{key: sets[name][key].keys() for key in sets[name]} for sets in (first, other)]
+        assert (names[0] == names[1]) == bool(re.search(rf"\b{name}\b", option.help)), name
