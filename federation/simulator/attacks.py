@@ -59,15 +59,15 @@ class Attack:
             return data
         return RoundData(data.images, task.num_classes - 1 - data.labels)
 
-    def upload(self, upload: Any, download: Any, task: AnyTaskSpec, rng: torch.Generator) -> Any:
+    def upload(self, upload: Any, download: Any, method: Any, rng: torch.Generator) -> Any:
         """Return what a hostile client sends in place of its upload; its own state stays what it learned."""
         if self.kind == "label-flip":
             return upload
         learned: Parameters = upload.task_parameters
         if self.kind == "random":
-            drawn = initialise(build_task_model(task), rng).state_dict()
+            drawn = initialise(build_task_model(method.task), rng).state_dict()
             return replace(upload, task_parameters={key: drawn[key].to(learned[key].device) for key in learned})
-        start = download.average if hasattr(download, "average") else download.task_parameters
+        start = getattr(download, getattr(method, "start_from", "task_parameters"))
         return replace(upload, task_parameters=_scaled(start, learned, _SCALES[self.kind]))
 
 

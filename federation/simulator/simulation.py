@@ -381,7 +381,7 @@ class Simulation:
         trained = upload = state.served.told(name, done.upload)
         if self.attack is not None and self._is_hostile(index):
             rng = seeded_generator(self.run_seed, round_index, f"{name}/attack")
-            upload = self.attack.upload(upload, state.downloads[name], self.method.task, rng)
+            upload = self.attack.upload(upload, state.downloads[name], self.method, rng)
         traffic = _transferred(state.accounts, name, "up", upload, packed_sizes(done.rounded.values()))
         return _LocalRound(trained, upload, traffic, train_s, meter)
 

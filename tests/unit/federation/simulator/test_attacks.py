@@ -12,11 +12,13 @@ import torch
 from support.image_sets import small_dataset, write_fashion_mnist
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods import pfedgrp_records as grp
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.fedcil import FedCIL
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
+from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.simulator.attacks import ATTACKS, Attack
 from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.run_spec import RunSpec
@@ -43,7 +45,7 @@ def last_round(simulated: Simulation) -> RoundOutcome:
 
 def sent(kind: str, start: Mapping[str, float], learned: Mapping[str, float]) -> dict[str, float]:
     upload, download = ({name: torch.tensor([value]) for name, value in values.items()} for values in (learned, start))
-    found = Attack(kind).upload(TaskUpload(upload, 7), TaskDownload(download), TOY, torch.Generator())
+    found = Attack(kind).upload(TaskUpload(upload, 7), TaskDownload(download), FedAvg(task=TOY), torch.Generator())
     assert found.num_samples == 7
     return {name: tensor.item() for name, tensor in found.task_parameters.items()}
 
@@ -51,6 +53,15 @@ def sent(kind: str, start: Mapping[str, float], learned: Mapping[str, float]) ->
 @pytest.mark.parametrize(("kind", "expected"), [("sign-flip", 0.5), ("tenfold", 6.0), ("label-flip", 1.5)])
 def test_an_update_is_scaled_about_the_model_that_it_was_trained_from(kind: str, expected: float):
     assert sent(kind, {"w": 1.0}, {"w": 1.5}) == {"w": expected}
+
+
+@pytest.mark.parametrize(("start_from", "expected"), [("average", 6.0), ("personalised", -3.0)])
+def test_that_is_whichever_model_the_method_begins_from(start_from: str, expected: float):
+    average, personalised, learned = ({"w": torch.tensor([value])} for value in (1.0, 2.0, 1.5))
+    method = PFedGRP(task=TOY, start_from=start_from)
+    upload, download = grp.Upload(learned, {}, {0: 7}, 7), grp.Download(personalised, average)
+    found = Attack("tenfold").upload(upload, download, method, torch.Generator())
+    assert found.task_parameters["w"].item() == expected
 
 
 def test_variances_stay_what_variances_can_be():
