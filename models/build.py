@@ -220,7 +220,6 @@ def _build(construct: Callable[[], M], device: str) -> M:
 @functools.lru_cache(maxsize=64)
 def _pattern(dtype: torch.dtype, construct: Callable[..., M], *given: Hashable) -> M:
     """Make it, of PyTorch's default ``dtype``."""
-    del dtype
     return _on_meta(lambda: construct(*given))
 
 

@@ -43,7 +43,6 @@ class TwoWithProcesses(LoadScopeScheduling):
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Let `-n auto` start one worker more than there are cores: those with processes wait for most of their time."""
-    del config
     return (os.cpu_count() or 1) + 1
 
 

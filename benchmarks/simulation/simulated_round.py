@@ -82,7 +82,6 @@ class NoTraining(FedAvg):
         self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[NoState, TaskUpload]:
         """Answer at once."""
-        del data, rng, sampler
         parameters = download.task_parameters
         if self.kind == "copies":
             parameters = {name: tensor.clone() for name, tensor in parameters.items()}

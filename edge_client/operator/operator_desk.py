@@ -75,7 +75,6 @@ class OperatorDesk:
             self._newest[shown.prediction.camera] = shown.prediction
 
     def predictions(self, body: bytes) -> Answer:
-        del body
         names, now = self._class_names(), self._clock()
         newest = sorted(self._newest.copy().items())
         cameras = {camera: _as_json(found, names, now) for camera, found in newest}

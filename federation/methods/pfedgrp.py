@@ -350,12 +350,10 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         rng: torch.Generator,
     ) -> grp.Personalised:
         """Return what a client is to serve: what Eq. 3 gives, always."""
-        del self, client_id, client, average, sampler, rng
         return mixed
 
     def _prior(self, mixed: MixedData) -> torch.Tensor | None:
         """Return what the loss adds to each class's logit, (K,); None for nothing."""
-        del self, mixed
         return None
 
     def _client_replay(

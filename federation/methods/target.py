@@ -150,7 +150,6 @@ class FastRound:
 
     def extra_loss(self, judged: Observation) -> Tensor | float:
         """Return nothing of its own."""
-        del judged
         return 0.0
 
     def descend(self, loss: Tensor) -> None:

@@ -153,7 +153,6 @@ class _Links:
         self.said: set[str] = set()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        del retain
         message = codec.decode(payload)
         self.said.add(f"{parse_topic(topic).channel} {type(message).__name__} {getattr(message, 'reason', '')}")
 

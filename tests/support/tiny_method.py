@@ -80,12 +80,10 @@ class TinyMethod:
         return TinyDownload(start, start)
 
     def local_round(self, state: Any, data: Any, download: TinyDownload, rng: torch.Generator, *, sampler: Any):
-        del data, sampler
         trained = {"w": download.average["w"] + torch.randn(4, generator=rng)}
         return state, TinyUpload(trained, {0: {"g": torch.ones(3)}}, 1)
 
     def aggregate(self, state: TinyState, uploads: Mapping[str, TinyUpload], rng: torch.Generator, *, sampler: Any):
-        del sampler
         noise = torch.randn(4, generator=rng)
         average = {"w": torch.stack([uploads[c].task["w"] for c in sorted(uploads)]).mean(0) + noise}
         sums, times, generators = dict(state.sums), dict(state.times), dict(state.generators)

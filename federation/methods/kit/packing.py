@@ -160,7 +160,6 @@ class SetsByClass(Part):
         return Artefacts({f"{name}{'all' if c == ALL_CLASSES else c}": parameters for c, parameters in value.items()})
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
-        del default
         keys = {set_name: class_key(set_name, name) for set_name in artefacts.parameter_sets}
         found = {key: artefacts.parameter_sets[set_name] for set_name, key in keys.items() if key is not None}
         return dict(sorted(found.items()))
@@ -184,11 +183,9 @@ class Inline(Part):
     kind: type[Record] = Record
 
     def pack(self, value: Any, name: str) -> Artefacts:
-        del name
         return Artefacts() if value is None else value.pack()
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
-        del name
         absent = not any(self.place(set_name, "") for set_name in artefacts.parameter_sets)
         return None if default is None and absent else self.kind.unpack(artefacts)
 
@@ -220,7 +217,6 @@ class ByClient(Part):
         return Artefacts(sets, {name: {c: dict(own.facts) for c, own in packed.items()}})
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
-        del default
         names = self.part.fact_names(self.part.name)
         listed = artefacts.facts.get(name, {})
         raw: Mapping[ClientId, Any] = listed if names else dict.fromkeys(listed)

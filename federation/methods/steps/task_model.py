@@ -33,9 +33,6 @@ GPU_EVALUATION_BATCH = 256
 DETECTION_BATCH_PIXELS = 2**20
 """Pixels of the pictures that a detector judges at a time: bounds memory, whatever their size."""
 
-SCHEDULES = ("constant", "cosine", "step")
-"""How the step size falls within a round's local training; see ``Optimisation.rate``."""
-
 BatchLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(the task model in training, (B,) int64 indices of this step's samples) -> scalar to descend."""
 
@@ -60,7 +57,7 @@ class Optimisation:
         momentum: 0 switches it off.
         weight_decay: L2 penalty added to the gradient.
         precision: one of ``precision.PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
-        schedule: one of ``SCHEDULES``.
+        schedule: how it falls within a round, ``constant``, ``cosine`` or ``step``.
         should_stop: asked after every step; True ends training early, with what it reached.
         watch: told each whole epoch's loss; None saves a GPU from waiting for it.
     """

@@ -200,7 +200,6 @@ class Mixture:
         return self.spec
 
     def new(self, rng: torch.Generator) -> SubGenerator:
-        del rng
         return new_mixture(self.spec)
 
     def train(
@@ -211,7 +210,6 @@ class Mixture:
         rng: torch.Generator,
         should_stop: ShouldStop = never,
     ) -> SubGenerator:
-        del num_epochs, should_stop
         if self.privacy is None:
             return learned(self.spec, start, images, rng)
         fresh = private_moments(images, self.spec.num_dims, self.privacy, noise_generator(rng))
