@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -272,11 +273,8 @@ def test_a_crash_while_classes_are_added_leaves_all_as_it_was(world: World, monk
     world.aggregator.stop()
     folder = world.folder / "aggregator"
 
-    def crash(self: AggregatorStore, epoch: int) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(AggregatorStore, "raise_epoch", crash)
+        patched.setattr(AggregatorStore, "raise_epoch", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             add_classes(folder, [MORE], "tester", 0.0)
     assert added_classes(folder) == ()

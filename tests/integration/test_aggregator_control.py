@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -178,10 +179,10 @@ def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet)
 def test_status_of_an_aggregator_that_hangs_is_not_that_none_runs(
     fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs(data_dir: Path) -> None:
-        raise VerbRefused("the aggregator broke off (timed out); see its log")
-
-    monkeypatch.setattr("replayfleet.aggregator.control.listing.current_waits", hangs)
+    monkeypatch.setattr(
+        "replayfleet.aggregator.control.listing.current_waits",
+        Mock(side_effect=VerbRefused("the aggregator broke off (timed out); see its log")),
+    )
     assert "one runs, and doesn't answer: the aggregator broke off" in run(fleet, "status").output
     assert json.loads(run(fleet, "status", "--json").output)["running"] is True
 
@@ -207,10 +208,7 @@ def test_what_has_changed_since_it_was_shown_is_not_done_but_shown_again(
 def test_what_is_refused_for_another_reason_is_not_asked_again(
     fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(control: LocalControl, verb: Any, who: str = "", agreed: str = "") -> Plan:
-        raise VerbRefused("the disk is full; nothing was changed")
-
-    monkeypatch.setattr(LocalControl, "do", full)
+    monkeypatch.setattr(LocalControl, "do", Mock(side_effect=VerbRefused("the disk is full; nothing was changed")))
     refused = run(fleet, "exclude", "cam-3", "--yes")
     assert str(refused.exception) == "the disk is full; nothing was changed"
     assert len(refused.output.splitlines()) == 1

@@ -9,6 +9,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -278,13 +279,10 @@ def test_a_rotated_key_is_followed_once_the_disk_takes_its_root(
 ) -> None:
     """It was refused until the device's next start."""
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     rotate_key(aggregator.keys)
     aggregator.begin()
     with monkeypatch.context() as disk:
-        disk.setattr(Updater, "_persist_root", full)
+        disk.setattr(Updater, "_persist_root", Mock(side_effect=OSError(errno.ENOSPC, "no space left on device")))
         for now in (0.0, ALIVE_S):
             with pytest.raises(MalformedMessage, match="root doesn't name"):
                 device.hears(aggregator.announcement(), now=now)
@@ -507,14 +505,11 @@ def test_a_rotation_that_was_interrupted_is_done_or_not_done(
     (aggregator.keys / "root.key").rename(safe)
     writes = release._write_root
 
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     def writes_and_dies(*args: Any) -> None:
         writes(*args)
         raise KeyboardInterrupt
 
-    for number, step in ((1, dies), (2, writes_and_dies)):
+    for number, step in ((1, Mock(side_effect=KeyboardInterrupt)), (2, writes_and_dies)):
         monkeypatch.setattr(release, "_write_root", step)
         with pytest.raises(KeyboardInterrupt):
             rotate_key(aggregator.keys, safe, new_root_key=new_root_key)
@@ -541,11 +536,8 @@ def test_a_signing_key_whose_roots_are_gone_gets_no_others(aggregator: Aggregato
 
 
 def test_the_first_root_is_there_before_the_key_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(release, "_write_root", full)
+        patched.setattr(release, "_write_root", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(ReplayfleetError, match="No space left"):
             Releases(tmp_path / "keys")
     assert not (tmp_path / "keys/signing.key").exists()

@@ -830,11 +830,8 @@ def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_wel
 def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_closed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as full:
-        full.setattr(desk.aggregation, "run", fails)
+        full.setattr(desk.aggregation, "run", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         desk.upload("a", "b")
         desk.jobs.run(2.0)
     assert "disk full" in desk.disk.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -181,10 +182,7 @@ def test_whatever_goes_wrong_ends_in_float32_and_in_a_reason(world: World, monke
         assert "the client wants" in exact["a"]
         assert len(exact["a"]) < 200
 
-    def breaks(*args: Any) -> Any:
-        raise RuntimeError("a converter's bug")
-
-    monkeypatch.setattr(rounding, "rounded_model", breaks)
+    monkeypatch.setattr(rounding, "rounded_model", Mock(side_effect=RuntimeError("a converter's bug")))
     drafts, exact = world.rounded(world.draft("a"), world.draft("b"), a="int8", b="fp16")
     assert all("a converter's bug" in why for why in exact.values())
     assert all(draft.serving.precision == "fp32" for draft in drafts.values())  # type: ignore[union-attr]

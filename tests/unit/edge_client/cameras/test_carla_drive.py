@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -485,10 +486,7 @@ def test_an_exception_in_the_reader_puts_everything_back(simulator: Simulator):
 def test_an_exception_while_opening_puts_everything_back(
     simulator: Simulator, monkeypatch: pytest.MonkeyPatch, call: str
 ):
-    def fail(*_: object) -> None:
-        raise RuntimeError("failed in the middle")
-
-    monkeypatch.setattr(carla_double.Client, call, fail)
+    monkeypatch.setattr(carla_double.Client, call, Mock(side_effect=RuntimeError("failed in the middle")))
     with pytest.raises(CameraError, match="failed in the middle"), driving(town="Town03") as seen:
         next(seen)
     assert left_as_found(simulator)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import pytest
 from support.image_sets import striped, write_fashion_mnist, write_tree
@@ -202,14 +203,11 @@ def interrupted_in(round_index: int) -> Callable[..., Any]:
 def test_ctrl_c_a_second_time_ends_at_once_without_a_traceback(
     fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressed_again(_: float) -> bool:
-        raise KeyboardInterrupt
-
     def ended(code: int) -> None:
         raise SystemExit(f"at once, {code}")
 
     monkeypatch.setattr(Simulation, "_round", interrupted_in(0))
-    monkeypatch.setattr(client_threads, "still_training", pressed_again)
+    monkeypatch.setattr(client_threads, "still_training", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(cli.os, "_exit", ended)
     code, _, err = simulate(fleet_sim)
     assert code == "at once, 130"

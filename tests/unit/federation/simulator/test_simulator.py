@@ -7,6 +7,7 @@ import math
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -227,10 +228,7 @@ def test_bytes_and_bits_are_the_same_with_and_without_checkpoints(tmp_path: Path
 
 
 def test_a_run_that_keeps_nothing_hashes_no_parameters(monkeypatch: pytest.MonkeyPatch):
-    def refuse(_data: bytes) -> str:
-        raise AssertionError("hashed")
-
-    monkeypatch.setattr(accounts, "digest", refuse)
+    monkeypatch.setattr(accounts, "digest", Mock(side_effect=AssertionError("hashed")))
     assert len(simulation(num_rounds=2).run()) == 2
 
 
