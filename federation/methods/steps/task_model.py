@@ -57,7 +57,7 @@ class Optimisation:
         momentum: 0 switches it off.
         weight_decay: L2 penalty added to the gradient.
         precision: one of ``precision.PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
-        schedule: how it falls within a round, ``constant``, ``cosine`` or ``step``.
+        schedule: how the step size falls within a round, ``constant``, ``cosine`` or ``step``.
         should_stop: asked after every step; True ends training early, with what it reached.
         watch: told each whole epoch's loss; None saves a GPU from waiting for it.
     """
