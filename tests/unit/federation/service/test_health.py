@@ -31,12 +31,20 @@ def fetched(url: str | urllib.request.Request, authorization: str = "") -> tuple
             return error.code, error.read()
 
 
+@contextlib.contextmanager
+def serving(registry: CollectorRegistry, **options: str) -> Iterator[HealthServer]:
+    server = HealthServer(registry, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 def test_health_and_metrics_answer_on_loopback():
     registry = CollectorRegistry()
     Counter("rounds", "Rounds.", registry=registry).inc(2)
     report = {"healthy": True, "round": 3}
-    server = HealthServer(registry)
-    try:
+    with serving(registry) as server:
         assert server.url.startswith("http://127.0.0.1:")
         status, body = fetched(server.url + "/healthz")
         assert (status, json.loads(body)) == (503, {"healthy": False, "phase": "starting"})
@@ -48,21 +56,16 @@ def test_health_and_metrics_answer_on_loopback():
         assert fetched(server.url + "/healthz")[0] == 503
         assert b"rounds_total 2.0" in fetched(server.url + "/metrics")[1]
         assert fetched(server.url + "/secrets")[0] == 404
-    finally:
-        server.stop()
 
 
 def test_a_probe_that_asks_for_the_head_alone_or_with_a_query_is_answered():
-    server = HealthServer(CollectorRegistry())
-    try:
+    with serving(CollectorRegistry()) as server:
         server.answer(lambda: {"healthy": True}, get={"/predictions": lambda _: (HTTPStatus.OK, {"frame": 7})})
         for path in ("/healthz", "/metrics", "/predictions?_=1"):
             status, whole = fetched(server.url + path)
             assert status == 200
             with urllib.request.urlopen(urllib.request.Request(server.url + path, method="HEAD"), timeout=60) as head:
                 assert (head.status, int(head.headers["Content-Length"]), head.read()) == (200, len(whole), b"")
-    finally:
-        server.stop()
 
 
 def test_a_port_that_another_program_has_is_said_and_waited_for(
@@ -95,14 +98,11 @@ def test_an_address_that_is_none_of_ours_is_one_clear_line():
 
 
 def test_nothing_is_told_without_the_token():
-    server = HealthServer(CollectorRegistry(), token="0123456789abcdef")
-    try:
+    with serving(CollectorRegistry(), token="0123456789abcdef") as server:
         for path in ("/healthz", "/metrics", "/nothing"):
             assert fetched(server.url + path)[0] == 401
             assert fetched(server.url + path, "Bearer 0123456789abcdeF")[0] == 401
         assert fetched(server.url + "/metrics", "Bearer 0123456789abcdef")[0] == 200
-    finally:
-        server.stop()
 
 
 def test_a_collector_that_has_nothing_to_tell_is_no_traceback():
@@ -112,11 +112,8 @@ def test_a_collector_that_has_nothing_to_tell_is_no_traceback():
 
     registry = CollectorRegistry()
     registry.register(Silent())
-    server = HealthServer(registry)
-    try:
+    with serving(registry) as server:
         assert fetched(server.url + "/metrics") == (503, b'{"error": "the loop doesn\'t answer"}\n')
-    finally:
-        server.stop()
 
 
 def test_off_means_no_endpoint():
@@ -148,29 +145,23 @@ def test_connections_that_say_nothing_cost_a_bounded_number_of_threads_and_files
 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("localhost", 200), ("[::1]:9101", 200)])
 def test_without_a_token_no_name_of_somebody_elses_leads_here(host: str, status: int):
-    server = HealthServer(CollectorRegistry())
-    try:
+    with serving(CollectorRegistry()) as server:
         server.answer(lambda: {"healthy": True}, post={"/feedback": lambda _: (HTTPStatus.OK, {})})
         for path, data in (("/healthz", None), ("/feedback", b"{}")):
             headers = {"Host": host, "Content-Type": "application/json"}
             assert fetched(urllib.request.Request(server.url + path, data, headers))[0] == status
-    finally:
-        server.stop()
 
 
 def test_a_request_that_comes_a_byte_at_a_time_gives_its_place_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(health, "CONNECTION_S", 0.3)
     monkeypatch.setattr(health, "MAX_CONNECTIONS", 1)
-    server = HealthServer(CollectorRegistry(), token="a-secret-of-ours")
-    try:
+    with serving(CollectorRegistry(), token="a-secret-of-ours") as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as slow, contextlib.suppress(OSError):
             while True:  # until it is closed
                 slow.sendall(b"G")
                 time.sleep(0.02)
         assert until_answered(server.url + "/healthz") == 401
-    finally:
-        server.stop()
 
 
 def until_answered(url: str) -> int:
