@@ -401,7 +401,7 @@ def test_a_live_camera_whose_pictures_end_is_lost_and_no_recording_that_is_over(
     loop = InferenceLoop(held, Answerer(_slot(says(1, 0)), VIEW), done.put)
     loop.start()
     camera.queue.put(None)
-    wait_for(lambda: bool(loop.error))
+    until(lambda: bool(loop.error))
     assert loop.error == "cam: its pictures ended, and those of a live camera go on"
     assert not loop.ended
     assert not ended
