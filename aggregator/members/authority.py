@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from replayfleet.federation.atomic import private_folder, write_atomic
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.credentials.keys import NOT_PEM
 
 CA_KEY, CA_CERTIFICATE = "ca.key", "ca.crt"
@@ -45,13 +46,13 @@ class Authority:
                 if (folder / CA_CERTIFICATE).exists():
                     raise SettingsError(f"{folder}: {CA_KEY} is missing; bring it back from a copy")
                 write_atomic(folder / CA_KEY, private_pem(new_key()), private=True)
-            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+            key = serialization.load_pem_private_key(read_regular(folder / CA_KEY), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise SettingsError(f"{folder / CA_KEY}: expected a key on an elliptic curve")
             self._key = key
             if not (folder / CA_CERTIFICATE).exists():
                 write_atomic(folder / CA_CERTIFICATE, pem_of(self._own_certificate(fleet)))
-            self.certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
+            self.certificate = x509.load_pem_x509_certificate(read_regular(folder / CA_CERTIFICATE))
         except OSError as error:
             raise SettingsError(f"{error.filename or folder} can't be used ({error.strerror or error})") from error
         except NOT_PEM as error:

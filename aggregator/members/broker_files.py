@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography import x509
 
 from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.wire.protocol.topics import ROOT, topic_of
 
 AGGREGATOR, OPERATOR = "aggregator", "operator"
@@ -110,7 +111,7 @@ def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
 def revoked_in(path: Path, authority: x509.Certificate) -> set[int] | None:
     """Return the serial numbers in an authority's list of revocations; None if there is none of this certificate's."""
     try:
-        found = x509.load_pem_x509_crl(path.read_bytes())
+        found = x509.load_pem_x509_crl(read_regular(path))
         is_ours = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]  # it is one that signs
         is_ours = is_ours and found.last_update_utc == authority.not_valid_before_utc
     except (OSError, ValueError):

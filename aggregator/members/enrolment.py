@@ -39,6 +39,7 @@ from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.atomic import open_file, private_folder
 from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.credentials import identity
 from replayfleet.federation.service.credentials.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
 from replayfleet.federation.service.data_dir import aggregators, fleet_of, read_owner
@@ -256,7 +257,7 @@ class Registry:
             signs = self._store.signing_key(member.client)
             keys = [] if signs is None else [_digest(Ed25519PublicKey.from_public_bytes(signs))]
             with contextlib.suppress(OSError, *NOT_PEM):
-                certificate = (self._folder_of(member.client) / identity.CERTIFICATE).read_bytes()
+                certificate = read_regular(self._folder_of(member.client) / identity.CERTIFICATE)
                 keys.append(_digest(x509.load_pem_x509_certificate(certificate).public_key()))
             if keys:
                 self._table.learn(member.client, keys, revoked=member.revoked_at is not None)
@@ -433,8 +434,8 @@ def _kept(broker: Path) -> tuple[x509.Certificate | None, bool]:
     """Return the broker's certificate, if there is one, and whether its key is there."""
     certificate = None
     try:
-        certificate = x509.load_pem_x509_certificate((broker / files.CERTIFICATE).read_bytes())
-        key = serialization.load_pem_private_key((broker / files.KEY).read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(read_regular(broker / files.CERTIFICATE))
+        key = serialization.load_pem_private_key(read_regular(broker / files.KEY), None)
     except (OSError, *NOT_PEM):
         return certificate, False
     return certificate, certificate.public_key() == key.public_key()

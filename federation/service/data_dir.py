@@ -105,7 +105,7 @@ def in_use(path: Path) -> bool:
         PermissionError: Only its owner may know.
     """
     try:
-        handle = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
     except FileNotFoundError:
         return False
     try:

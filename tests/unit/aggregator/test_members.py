@@ -479,6 +479,19 @@ def test_a_fleet_whose_keys_are_gone_takes_nobody_in_under_others(tmp_path: Path
     enrolled(tmp_path, "cam-2")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["broker/broker.crt", "broker/broker.key", "broker/revoked.crl", "members/ca.crt"])
+def test_nobody_waits_for_who_writes_into_a_pipe_that_a_damaged_disk_left(name: str, tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    done = run("enroll", "cam-2", "--data-dir", tmp_path)
+    if name == "members/ca.crt":
+        assert "it is no file" in str(done.exception)
+    else:
+        assert named_in_rules(tmp_path) >= {"cam-1", "cam-2"}, "made again"
+
+
 @pytest.mark.parametrize("lost", ["gone", "emptied"])
 def test_a_database_that_was_lost_shuts_no_member_out_and_lets_no_revoked_one_in(lost: str, tmp_path: Path) -> None:
     """The next to be enrolled was the only one whom the broker's files named, and nobody was revoked in them."""

@@ -100,6 +100,18 @@ def test_a_file_in_place_of_the_data_dir_is_refused(tmp_path: Path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_who_writes_into_a_pipe_that_a_damaged_disk_left(tmp_path: Path):
+    os.mkfifo(tmp_path / "lock")
+    assert not in_use(tmp_path)
+    with claim_data_dir(tmp_path, fleet="f", role="client"):
+        assert in_use(tmp_path)
+    os.mkfifo(tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "fleet.json")
+    with pytest.raises(SettingsError, match="not readable"):
+        claim_data_dir(tmp_path, fleet="f", role="client")
+
+
 def test_a_damaged_marker_is_refused(tmp_path: Path):
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(SettingsError, match="damaged"):
