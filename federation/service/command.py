@@ -15,7 +15,7 @@ from replayfleet.federation.errors import NothingLearned, ReplayfleetError, Sett
 from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno, is_damage
-from replayfleet.federation.service.logs import EventLogger, writes_json
+from replayfleet.federation.service.logs import PATIENCE_S, EventLogger, is_taken, writes_json
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 from replayfleet.federation.service.words import visible
 
@@ -161,7 +161,7 @@ def say(name: str, text: str) -> None:
     line = " ".join(text.split())
     if writes_json():
         EventLogger(name).error("ended", reason=line)
-    else:
+    elif is_taken(sys.stderr, PATIENCE_S):
         click.echo(visible(f"{name}: {line}"), err=True)
 
 

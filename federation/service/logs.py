@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import re
+import select
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from replayfleet.federation.service.quotas import Limiter
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
+PATIENCE_S = 1.0
+"""So long a line waits for whoever reads the log; those after it don't until it is read again."""
 _TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
 _STORY = (5.0, 100.0)  # lines a second and at once, of one event about one client
 _TROUBLE = (0.2, 5.0)
@@ -117,6 +120,7 @@ class FewLines(_ToStream):
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
+        self._num_lost = 0
         self._story, self._trouble = Limiter(*_STORY), Limiter(*_TROUBLE)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -124,10 +128,31 @@ class FewLines(_ToStream):
         now = self._clock()
         for limiter, level in ((self._story, logging.INFO), (self._trouble, logging.WARNING)):
             for key, count in limiter.left_out(now):
-                super().emit(_more(record, level, key, count))
+                self._write(_more(record, level, key, count))
         limiter = self._story if record.levelno <= logging.INFO else self._trouble
         if record.levelno <= logging.DEBUG or limiter.admit(_kind(record), now):
-            super().emit(record)
+            self._write(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        if not is_taken(self.stream, 0.0 if self._num_lost else PATIENCE_S):
+            self._num_lost += 1
+            return
+        if self._num_lost:
+            told = logging.LogRecord(record.name, logging.WARNING, "", 0, "log not read", None, None)
+            told.fields = {"lines_lost": self._num_lost}
+            self._num_lost = 0
+            super().emit(told)
+        super().emit(record)
+
+
+def is_taken(stream: TextIO | None, wait_s: float) -> bool:
+    """Whether a line can be written within some seconds: a full pipe, or a terminal at Ctrl-S, takes none."""
+    look = select.poll()
+    try:
+        look.register(cast("TextIO", stream).fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):  # none, or one in memory
+        return True
+    return bool(look.poll(1000 * wait_s))
 
 
 def configure_logging(*, as_json: bool = False, level: str = "INFO", stream: TextIO | None = None) -> None:

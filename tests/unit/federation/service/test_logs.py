@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from replayfleet.federation.service import logs
 from replayfleet.federation.service.logs import EventLogger, FewLines, TextFormatter, configure_logging, redact
 
 
@@ -153,3 +156,31 @@ def test_where_nobody_set_logging_up_the_whole_line_is_said(
     monkeypatch.setattr("logging.lastResort", logging.StreamHandler(sys.stderr))
     EventLogger("nobody").warning("images left out", num=1, reason="damaged: 9 bytes")
     assert capsys.readouterr().err == 'images left out num=1 reason="damaged: 9 bytes"\n'
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_nobody_reads_keeps_no_service_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line waited in a full pipe for good, and with it whoever said it: cameras, rounds, the end at SIGTERM."""
+    monkeypatch.setattr(logs, "PATIENCE_S", 0.01)
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, bytes(4096))
+    os.set_blocking(writes, True)
+    with os.fdopen(writes, "w") as stream:
+        configure_logging(stream=stream)
+        log = EventLogger("board")
+        log.info("round opened", round=3)
+        log.info("round closed", round=3)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.read(reads, 65536)
+        log.info("round opened", round=4)
+        lines = os.read(reads, 65536).decode().splitlines()
+    os.close(reads)
+    assert [line.partition(" ")[2] for line in lines] == [
+        "WARNING log not read lines_lost=2",
+        "INFO round opened round=4",
+    ]
