@@ -218,6 +218,8 @@ def open_run(path: Path | str) -> Run:
 
 def _written(value: Any) -> str:
     """Return a setting as ``--set`` takes it."""
+    if isinstance(value, (list, tuple, dict)):
+        return msgspec.json.encode(value, enc_hook=str).decode()
     return "null" if value is None else str(value)
 
 

@@ -379,6 +379,20 @@ def in_words(kind: Any) -> str:
     return "a list of texts" if inner == _WORDS[str] else f"a list{count}, each of which is {inner}" if inner else ""
 
 
+def from_text(text: Any, kind: Any) -> Any:
+    """Return the value of a type that ``--set`` says in a text; a list or a table is written as JSON.
+
+    Raises:
+        msgspec.DecodeError: It says none.
+    """
+    try:
+        return msgspec.convert(text, type=kind, strict=False)
+    except msgspec.ValidationError:
+        if not (isinstance(text, str) and text.startswith(("[", "{"))):
+            raise
+        return msgspec.json.decode(text, type=kind, strict=False)
+
+
 def _parts(hint: Any) -> tuple[list[Any], list[Any]]:
     """Return the types that a hint stands for, and what is annotated to it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -15,7 +15,7 @@ import msgspec
 from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
-from replayfleet.federation.service.settings import in_words
+from replayfleet.federation.service.settings import from_text, in_words
 from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import DRIVING, FEW_SHOT, TASK_BY_TASK, StreamSettings, StreamSize
 from replayfleet.models.specs import AnyTaskSpec
@@ -191,8 +191,8 @@ def _converted(kind: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
 
 def _convert(key: str, text: str, kind: Any) -> Any:
     try:
-        return msgspec.convert(text, type=kind, strict=False)
-    except msgspec.ValidationError as error:
-        words = in_words(kind)
+        return from_text(text, kind)
+    except msgspec.DecodeError as error:
+        words = in_words(kind).replace("a list", "a list in JSON, as [1, 2]")
         said = f"expected {words}" if words else str(error).replace("`", "")
         raise SettingsError(f"--set {key}={text}: {said}") from error

@@ -14,6 +14,7 @@ from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.service.fleet.presets import settings_for_task
 from replayfleet.federation.service.fleet.task import task_fields, task_of
+from replayfleet.federation.service.settings import from_text
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 
@@ -125,8 +126,8 @@ def _converted(kind: type[Any], values: Mapping[str, Any], *, strict: bool) -> d
             hint = f", which {hint}" if strict else nearest(key, known)
             raise SettingsError(f"method {kind.name!r} has no setting {key!r}{hint}")
         try:
-            converted[key] = msgspec.convert(value, type=hints[key], strict=strict)
-        except msgspec.ValidationError as error:
+            converted[key] = msgspec.convert(value, type=hints[key]) if strict else from_text(value, hints[key])
+        except msgspec.DecodeError as error:
             problem = str(error).replace("`", "")
             raise SettingsError(f"setting {key!r} of method {kind.name!r} is {value!r}: {problem}") from error
     return converted

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.image_sets import small_dataset
@@ -33,6 +34,7 @@ from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.streams.datasets import ALL_DATASETS, load_dataset, task_for
 from replayfleet.models.build import build_task_model, class_rows, initialise
 from replayfleet.models.specs import TaskSpec
+from replayfleet.runs import _written
 
 GROUP = "replayfleet.tests"
 Install = Callable[..., None]
@@ -387,6 +389,22 @@ def test_settings_of_a_package_s_method_that_can_t_be_read_are_told(install: Ins
     install("yard", code, **{"replayfleet.methods": {"yard": "yard:Yard"}})
     with pytest.raises(SettingsError, match=problem):
         _ = ALL_METHODS["yard"]
+
+
+def test_a_list_among_the_settings_of_a_package_s_method_is_set_as_json(install: Install) -> None:
+    code = METHOD.format(stores=False) + "    widths: tuple[int, ...] = (1, 2)\n"
+    install("yard", code, **{"replayfleet.methods": {"yard": "yard:Yard"}})
+    kind, task = ALL_METHODS["yard"], TaskSpec(1, 28, ("gate", "cart"))
+    for text in ("[3, 4]", _written((3, 4)), _written([np.int64(3), 4])):
+        assert method_from(kind, task, "tiny", {"widths": text}).widths == (3, 4)
+    spec = make_spec("fleet", "yard", task, preset="tiny", overrides={"widths": "[3, 4]"}, run_seed=0)
+    made: Any = build_method(kind, task, spec.settings)
+    assert made.widths == (3, 4)
+    for wrong in ("3,4", "[3, 4", '["a"]'):
+        with pytest.raises(SettingsError, match=r"expected a list in JSON, as \[1, 2\], each of which is a whole"):
+            method_from(kind, task, "tiny", {"widths": wrong})
+        with pytest.raises(SettingsError, match="setting 'widths' of method 'yard'"):
+            make_spec("fleet", "yard", task, preset="tiny", overrides={"widths": wrong}, run_seed=0)
 
 
 @pytest.mark.parametrize(
