@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replayfleet.edge_client.cameras.kinds import CameraKind
-    from replayfleet.edge_client.flow import Boxes, Picture
+    from replayfleet.edge_client.flow import Boxes, CameraError, Picture
     from replayfleet.export.parameters import Model
     from replayfleet.federation.errors import ReplayfleetError, SettingsError
     from replayfleet.federation.methods.task_method import TaskMethod
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Boxes": "edge_client.flow",
+    "CameraError": "edge_client.flow",
     "CameraKind": "edge_client.cameras.kinds",
     "DatasetKind": "federation.streams.datasets",
     "DetectionSpec": "models.specs",
@@ -42,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "Boxes",
+    "CameraError",
     "CameraKind",
     "DatasetKind",
     "DetectionSpec",

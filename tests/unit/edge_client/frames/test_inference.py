@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import replayfleet
 from replayfleet.edge_client.cameras.held_up import held_up
 from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Inputs, Picture, PictureSource, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
@@ -381,7 +382,7 @@ def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.Log
     loop = InferenceLoop(cameras, Answerer(_slot(says(1, 0)), VIEW), done.put)
     loop.start()
     for frame_id in range(3):
-        cameras[0].queue.put(CameraError("unplugged"))
+        cameras[0].queue.put(replayfleet.CameraError("unplugged"))
         cameras[1].queue.put(picture(frame_id, camera="rear"))
         assert done.get(timeout=60).picture.camera == "rear"
     until(lambda: cameras[0].queue.empty())
