@@ -20,7 +20,7 @@ def let_idle_threads_sleep() -> None:
 
 
 def prepare_torch(num_threads: int) -> None:
-    """Bound PyTorch's threads and flush denormals to zero, in this process and for the calling thread.
+    """Bound PyTorch's threads and flush denormals to zero, in this process and for the calling thread, in float32.
 
     Call it in the thread that computes. Both choices change bits, so the simulator and the deployed services call
     this one function: equal arguments are part of their agreement to the bit. Denormals cost up to a hundred times
@@ -33,6 +33,7 @@ def prepare_torch(num_threads: int) -> None:
 
     torch.set_num_threads(max(1, num_threads))
     torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float32)  # a package of others may have chosen another when it was imported
 
 
 @contextlib.contextmanager

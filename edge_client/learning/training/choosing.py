@@ -44,10 +44,10 @@ def run_choice(job: ChooseJob) -> Chose:
         ValueError: The download isn't one of this method.
         OSError: The samples are gone.
     """
+    method: Any = method_of(job.spec)
     prepare_torch(job.num_threads)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS, job.verified), StateStore(data_dir)
-    method: Any = method_of(job.spec)
     download = method.Download.unpack(open_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
     entries = {entry.name: entry for entry in manifest.blobs}
     own = _own(job, records, method)

@@ -88,12 +88,12 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     )
     from replayfleet.federation.methods.steps.screening import answers_of
 
+    method = _method_of(msgspec.msgpack.encode(job.spec))
     prepare_torch(job.num_threads)
     device, _ = proved_device(job.torch_device)
     paced = PacedRound(job, deadline_at, _clock_of(device), say)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS, job.verified), StateStore(data_dir)
-    method = _method_of(msgspec.msgpack.encode(job.spec))
     data, download = samples_of(job.round_data), method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
     # a state that was damaged, and begins anew, counted nothing

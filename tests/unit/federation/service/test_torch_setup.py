@@ -43,3 +43,13 @@ def test_of_two_that_compute_at_once_the_first_to_end_takes_nothing_from_the_oth
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(before)
+
+
+def test_a_package_that_chose_another_dtype_when_it_was_imported_chose_it_for_nobody_else() -> None:
+    before = torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    try:
+        prepare_torch(before)
+        assert torch.zeros(1).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
