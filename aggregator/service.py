@@ -400,8 +400,7 @@ class AggregatorService:
         with contextlib.suppress(KeyError):
             self._parts.metrics.registry.unregister(self._collector)
         self.coordinator.farewell(self._clock())
-        if self.coordinator.rounds.phase is Phase.FINISHED:
-            self._parts.courier.forget()  # no other shared bundle takes the last one's place in a store
+        self._parts.courier.forget()  # no other shared bundle takes the last one's place in a store
         self.loop.stop()
         self._jobs.stop()
         self._parts.journal.close()

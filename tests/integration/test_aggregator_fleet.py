@@ -92,11 +92,14 @@ def test_what_the_broker_has_against_the_aggregator_is_in_health_and_status(flee
     assert events(fleet, "broker refuses")[1]["reason"] == "Server unavailable"
 
 
-def test_an_aggregator_lets_go_of_what_all_were_sent_once_the_run_is_finished(fleet: TinyFleet):
-    fleet.run()
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_aggregator_that_ends_lets_go_of_what_all_were_sent(tmp_path: Path, finished: bool):
+    fleet = TinyFleet(tmp_path)
+    fleet.run(until=None if finished else lambda: fleet.rounds.index == 1)
     courier = fleet.service._parts.courier
-    assert [*courier._open] == [EVERYBODY], "nothing takes the last one's place"
-    fleet.service.stop()
+    assert EVERYBODY in courier._open
+    assert not finished or len(courier._open) == 1, "nothing takes the last one's place"
+    fleet.close()
     assert not courier._open
 
 
