@@ -575,6 +575,20 @@ def test_what_a_store_that_rests_should_remove_is_removed_with_the_next(
     until(lambda: not list(place.iterdir()))
 
 
+def test_what_was_to_be_removed_is_gone_before_a_store_is_closed(
+    folder: Callable[[], ClaimStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))  # each thread has its two seconds
+    store, transfers = folder(), [f"{number:032}" for number in range(8)]
+    for transfer_id in transfers:
+        store.put(transfer_id, [b"whole"]).result(timeout=60)
+    for transfer_id in transfers:
+        store.drop(transfer_id)
+    store.close()
+    assert not list((tmp_path / "store" / FLEET).iterdir())
+
+
 def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_through(
     folder: Callable[[], ClaimStore], tmp_path: Path
 ) -> None:

@@ -154,13 +154,13 @@ class ClaimStore:
                 self._begun(functools.partial(self._remove, left), "removed", left, WAIT_S)
 
     def close(self) -> None:
-        """Begin nothing more, and wait two seconds at most for what runs."""
-        self._closed = True
+        """Wait two seconds at most for what was asked for, such as removals, and begin nothing more after them."""
         end = time.monotonic() + 2.0
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        self._closed = True
 
     def _store(self) -> tuple[Any, str]:
         """Return the file system and the fleet's folder; some protocols connect for it, so not before it is used."""
