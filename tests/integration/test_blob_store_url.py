@@ -505,6 +505,29 @@ def test_a_bundle_that_waits_for_its_turn_in_vain_keeps_none_after_it_waiting(
     assert storing.cancelled()
 
 
+def test_what_is_offered_anew_as_another_version_stays_in_the_store(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    ours, gate, blob = folder(), threading.Event(), os.urandom(BLOB_BYTES)
+
+    def slow() -> Iterator[bytes]:
+        gate.wait(60)
+        yield b"whole"
+
+    for number in range(claims._AT_A_TIME - 1):  # what is left does one thing after the other
+        ours.put(f"{number:032}", slow())
+    aggregator = Pair(tmp_path, ours, None).aggregator
+    for version in (1, 2):
+        aggregator.offer("cam-1", blob, version=version)
+        offered = aggregator.courier._open["cam-1"]
+        assert offered.storing is not None
+        offered.storing.result(timeout=60)
+        aggregator.work()
+    ours.put("f" * 32, [b"whole"]).result(timeout=60)
+    assert (tmp_path / "store" / FLEET / offered.offer.transfer_id).is_file()
+    gate.set()
+
+
 HANGS = """
 import threading
 from pathlib import Path

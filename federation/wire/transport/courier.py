@@ -229,7 +229,7 @@ class FleetCourier:
             storing = (
                 claims.put(transfer_id, map(bundle.block, range(bundle.num_blocks))) if claims and stored else None
             )
-            if current is not None:
+            if current is not None and not (stored and current.offer.transfer_id == transfer_id):  # in the same place
                 self._unstore(current)
             self._open[peer] = _Outgoing(offer, bundle, sending, carried, bases is not None, storing, now)
         self._push(peer, now)
