@@ -37,7 +37,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "sdd-fedprox": ("sdd", {"replay_loss": "distillation", "aggregation": "average", "proximal_weight": 0.01}),
     "sdd-nagr": ("sdd", {"aggregation": "average"}),
-    "pfedgrp-v1": ("pfedgrp", {"alignment_on": "earlier-classes", "warm_start": True, "gate": False}),
+    "pfedgrp-v1": (
+        "pfedgrp",
+        {"alignment_on": "earlier-classes", "warm_start": True, "gate": False, "filter_replay": False},
+    ),
 }
 """Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
 

@@ -137,8 +137,9 @@ def test_every_ablation_of_the_first_version_keeps_its_schedule_at_full_scale(nu
         assert (method.first_sub_generator_epochs, method.sub_generator_epochs) == (1000, 100), row.label
         if name == "pfedgrp":
             assert method.alignment_on == "earlier-classes", row.label
-        if method.generators == "per-class":
+        if method.generators == "per-class":  # one of all classes has its samples labelled by who filters
             assert not method.gate, row.label
+            assert not method.filter_replay, row.label
 
 
 def test_known_errors_of_the_paper_stand_at_their_cells():

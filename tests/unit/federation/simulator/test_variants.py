@@ -12,6 +12,7 @@ from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.job import prepare, without_variant
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from
+from replayfleet.federation.simulator.tables.paper import paper_table
 from tests.support.image_sets import write_fashion_mnist
 
 FASHION = TASKS["fashion-mnist"]
@@ -80,6 +81,14 @@ def test_the_first_versions_lengths_belong_to_the_papers_size() -> None:
     assert epochs("paper") == (1000, 100)
     assert epochs("tiny")[1] == method_from(METHODS["pfedgrp"], FASHION, "tiny", {}).sub_generator_epochs == 2
     assert epochs("tiny")[0] <= 2
+
+
+def test_the_first_version_is_the_same_in_its_tables_and_by_its_name() -> None:
+    _, settings = resolved("pfedgrp-v1", "paper")
+    assert settings["filter_replay"] == "False"  # its section 4 takes replay as it comes
+    (row,) = [row for row in paper_table("v1-1").rows if row.label == "pFedGRP"]
+    of_table = row.settings_for("mnist", "paper")
+    assert {key: text.lower() for key, text in settings.items()} == of_table
 
 
 def test_an_unknown_name_is_refused_and_the_nearest_variant_named(tmp_path: Path) -> None:
