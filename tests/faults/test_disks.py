@@ -28,28 +28,20 @@ def lived_through(folder: Path, full: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_client_whose_disk_is_full_serves_on_trains_nothing_and_goes_on_when_there_is_room(tmp_path: Path):
-    said = lived_through(tmp_path, "client")
-    assert said["problem"] == "disk full: 0 MB free of 48 MB; serving goes on, training waits"
+@pytest.mark.parametrize(
+    ("full", "other", "waits"),
+    [("client", "aggregator", "serving goes on, training waits"), ("aggregator", "client", "uploads wait")],
+)
+def test_who_has_a_full_disk_says_so_lives_on_and_does_its_work_when_there_is_room(
+    tmp_path: Path, full: str, other: str, waits: str
+):
+    said = lived_through(tmp_path, full)
+    assert said["problem"] == f"disk full: 0 MB free of 48 MB; {waits}"
     assert said["rounds_while_full"] == 0
     assert said["frames_while_full"] > 0
-    assert said["problem"] in said["client_summary"]
-    assert (said["client"]["healthy"], said["client"]["disk"]) == (False, said["problem"])
-    assert said["aggregator"]["disk"] == ""
-    assert said["cpu_s_to_the_next_round"] < 10.0
-    assert said["errors"] == [0, 0, 0], "known, so none is an unexpected one"
-    assert said["aggregated"] == [0, 1, 2]
-    assert said["problems_left"] == ["", "", ""]
-
-
-def test_an_aggregator_whose_disk_is_full_takes_no_uploads_says_so_and_goes_on_when_there_is_room(tmp_path: Path):
-    said = lived_through(tmp_path, "aggregator")
-    assert said["problem"] == "disk full: 0 MB free of 48 MB; uploads wait"
-    assert said["rounds_while_full"] == 0
-    assert said["frames_while_full"] > 0
-    assert said["problem"] in said["aggregator_summary"]
-    assert (said["aggregator"]["healthy"], said["aggregator"]["disk"]) == (False, said["problem"])
-    assert said["client"]["disk"] == ""
+    assert said["problem"] in said[f"{full}_summary"]
+    assert (said[full]["healthy"], said[full]["disk"]) == (False, said["problem"])
+    assert said[other]["disk"] == ""
     assert said["cpu_s_to_the_next_round"] < 10.0
     assert said["errors"] == [0, 0, 0], "known, so none is an unexpected one"
     assert said["aggregated"] == [0, 1, 2]

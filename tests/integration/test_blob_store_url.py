@@ -425,20 +425,26 @@ def failing() -> Iterator[bytes]:
     raise FileExistsError
 
 
-def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
-    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, gate = folder(), threading.Event()
-    put = ClaimStore.put
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What a store has put is there once this is set."""
+    put, opened = ClaimStore.put, threading.Event()
 
     def slowly(self: ClaimStore, transfer_id: str, blocks: Iterable[bytes]) -> object:
         def late() -> Iterator[bytes]:
             yield from blocks
-            gate.wait(60)
+            opened.wait(60)
 
         return put(self, transfer_id, late())
 
     monkeypatch.setattr(ClaimStore, "put", slowly)
+    return opened
+
+
+def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
+    tmp_path: Path, folder: Callable[[], ClaimStore], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = folder()
     monkeypatch.setattr(claims, "MAX_REST_S", 0.0)  # else it is removed with the first drop after the rest
     pair = Pair(tmp_path, ours, folder())
     over_the_broker, _ = pair.download(1)
@@ -449,23 +455,14 @@ def test_a_bundle_that_came_too_late_for_its_offer_does_not_stay_in_the_store(
 
 @pytest.mark.parametrize("way", ["let go", "replaced", "abandoned"])
 def test_a_bundle_that_is_being_put_while_nobody_wants_it_any_more_does_not_stay_in_the_store(
-    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, folder: Callable[[], ClaimStore], gate: threading.Event, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    ours, gate, dropped = folder(), threading.Event(), threading.Event()
-    put, drop = ClaimStore.put, ClaimStore._remove
-
-    def slowly(self: ClaimStore, transfer_id: str, blocks: Iterable[bytes]) -> object:
-        def late() -> Iterator[bytes]:
-            yield from blocks
-            gate.wait(60)
-
-        return put(self, transfer_id, late())
+    ours, dropped, drop = folder(), threading.Event(), ClaimStore._remove
 
     def removed(self: ClaimStore, transfer_id: str) -> None:
         drop(self, transfer_id)
         dropped.set()
 
-    monkeypatch.setattr(ClaimStore, "put", slowly)
     monkeypatch.setattr(ClaimStore, "_remove", removed)
     pair = Pair(tmp_path, ours, folder())
     pair.aggregator.offer("cam-1", os.urandom(BLOB_BYTES))
