@@ -32,27 +32,19 @@ from tests.support.two_stages import (
 )
 
 
-def test_one_step_descends_the_new_samples_loss_and_the_distance_to_the_kept_logits() -> None:
-    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 4})
+@pytest.mark.parametrize(("met", "beta"), [({0: 4}, 0.0), ({0: 16, 1: 16}, 0.25)])
+def test_one_step_descends_the_new_samples_loss_and_the_distance_to_the_kept_logits(
+    met: dict[int, int], beta: float
+) -> None:
+    """With beta the loss of the kept samples' labels too."""
+    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data(met)
     reservoir = reservoir_of(old, judge=random_model(1))
-    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5)
+    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5, beta=beta)
     _, upload = method.local_round(reservoir, data, TaskDownload(start), rng(), sampler=SAMPLER)
     module = trainable_task_model(TOY, start)
     loss = F.cross_entropy(module(data.images), data.labels)
     loss = loss + 0.5 * (module(old.images) - reservoir.samples["logits"]).square().mean()
-    loss.backward()
-    assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
-
-
-def test_with_beta_a_step_learns_the_kept_samples_labels_too() -> None:
-    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 16, 1: 16})
-    reservoir = reservoir_of(old, judge=random_model(1))
-    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5, beta=0.25)
-    _, upload = method.local_round(reservoir, data, TaskDownload(start), rng(), sampler=SAMPLER)
-    module = trainable_task_model(TOY, start)
-    loss = F.cross_entropy(module(data.images), data.labels)
-    loss = loss + 0.5 * (module(old.images) - reservoir.samples["logits"]).square().mean()
-    loss = loss + 0.25 * F.cross_entropy(module(old.images), old.labels)
+    loss = loss + beta * F.cross_entropy(module(old.images), old.labels)
     loss.backward()
     assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
 

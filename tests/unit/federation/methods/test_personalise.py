@@ -278,12 +278,14 @@ def test_a_model_that_is_not_trusted_takes_part_in_its_own_client_s_mixture_alon
     assert first.loss == pytest.approx(loss_on(experts, first.weights, replays[0][1]), rel=1e-3)
 
 
-def test_trusting_everybody_changes_no_bit(experts: list[dict[str, torch.Tensor]]) -> None:
+@pytest.mark.parametrize("everybody", [((0, 1, 2), None), (None, nearest([{0: 1}, {1: 1}, {2: 1}], 2))])
+def test_trusting_everybody_or_having_everybody_near_changes_no_bit(
+    experts: list[dict[str, torch.Tensor]], everybody: tuple[Any, Any]
+) -> None:
     replays = [(place, replay_of({0: 12, 2: 12})) for place in range(3)]
-    stacked = StackedParameters(experts)
     found = [
-        personalise_all(TOY, stacked, replays, SEARCH, torch.Generator().manual_seed(0), trusted)
-        for trusted in (None, (0, 1, 2))
+        personalise_all(TOY, StackedParameters(experts), replays, SEARCH, torch.Generator().manual_seed(0), *choice)
+        for choice in ((None, None), everybody)
     ]
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
 
@@ -337,16 +339,6 @@ def test_what_one_client_s_mixture_takes_isnt_held_while_others_are_solved_for(
     short, rng = replace(SEARCH, num_epochs=1), torch.Generator().manual_seed(0)
     personalise_all(TOY, StackedParameters(experts), replays, short, rng, None, [(1,), (0,), (0,)], together=together)
     assert max(held) <= 4  # everybody's, and those of two clients
-
-
-def test_having_everybody_near_changes_no_bit(experts: list[dict[str, torch.Tensor]]) -> None:
-    replays = [(place, replay_of({0: 12, 2: 12})) for place in range(3)]
-    all_near = nearest([{0: 1}, {1: 1}, {2: 1}], 2)
-    found = [
-        personalise_all(TOY, StackedParameters(experts), replays, SEARCH, torch.Generator().manual_seed(0), None, near)
-        for near in (None, all_near)
-    ]
-    assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("search", [SEARCH, replace(SEARCH, num_epochs=12, patience=2), replace(SEARCH, num_epochs=0)])
