@@ -50,6 +50,13 @@ class Yard(FedAvg):
     stores_data: ClassVar[bool] = {stores}
 """
 
+DATASET = """
+import numpy as np
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.models.specs import TaskSpec
+"""
+
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
@@ -306,11 +313,6 @@ def test_what_a_package_s_data_set_gives_is_held_against_its_task(
     install: Install, tmp_path: Path, size: str, kind: str, labels: str, problem: str
 ) -> None:
     code = f"""
-import numpy as np
-from replayfleet.federation.streams.datasets import DatasetKind
-from replayfleet.federation.streams.labelled_images import LabelledImages
-from replayfleet.models.specs import TaskSpec
-
 def read(folder, size):
     if not "{size}":
         return 42
@@ -319,7 +321,7 @@ def read(folder, size):
 
 YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 """
-    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    install("yard", DATASET + code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
     with pytest.raises(SettingsError, match=problem) if problem else contextlib.nullcontext():
         assert len(load_dataset("yard", data_root=tmp_path).train.labels) == 2
 
@@ -343,15 +345,10 @@ YARD = DatasetKind((28,), lambda folder, size: None, "ask the yard", download=do
 
 def test_a_data_set_of_lists_is_told_that_they_are_no_arrays(install: Install, tmp_path: Path) -> None:
     code = """
-import numpy as np
-from replayfleet.federation.streams.datasets import DatasetKind
-from replayfleet.federation.streams.labelled_images import LabelledImages
-from replayfleet.models.specs import TaskSpec
-
 PART = LabelledImages([[[[0]]]], np.array([0]), ("gate", "cart"))
 YARD = DatasetKind((28,), lambda *_: (PART, PART), "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 """
-    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    install("yard", DATASET + code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
     with pytest.raises(SettingsError, match=r"data set yard, .* package: train images are a list, expected an array"):
         load_dataset("yard", data_root=tmp_path)
 
@@ -361,18 +358,13 @@ def test_a_test_part_whose_classes_are_others_would_be_judged_by_wrong_labels(
     install: Install, tmp_path: Path, names: str
 ) -> None:
     code = f"""
-import numpy as np
-from replayfleet.federation.streams.datasets import DatasetKind
-from replayfleet.federation.streams.labelled_images import LabelledImages
-from replayfleet.models.specs import TaskSpec
-
 def read(folder, size):
     images, labels = np.zeros((1, 28, 28, 1), "uint8"), np.array([0])
     return LabelledImages(images, labels, ["gate", "cart"]), LabelledImages(images, labels, {names})
 
 YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 """
-    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    install("yard", DATASET + code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
     with pytest.raises(SettingsError, match=r"its test part has classes .*, expected .* in their order: gate, cart"):
         load_dataset("yard", data_root=tmp_path)
 
