@@ -146,7 +146,6 @@ def last_round(
 def held_choice(folder: Path) -> tuple[Served, str]:
     """Return the same from a device's disk."""
     held = StateStore(folder).held()
-    assert held is not None
     assert held.choice is not None
     one, serving = held.choice, held.served.serving
     assert serving is not None
@@ -250,7 +249,6 @@ def deployed(  # the last has a default
 
 def held_parameters(folder: Path, round_index: int) -> dict[str, str]:
     held = StateStore(folder).held()
-    assert held is not None
     assert held.manifest.round == round_index
     return {entry.name: entry.digest for entry in held.manifest.blobs if not entry.name.startswith("graph/")}
 

@@ -31,7 +31,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def held(fleet: Fleet, client: str) -> Manifest:
     found = StateStore(fleet.data_dir(client), read_only=True).held()
-    assert found is not None
     assert found.manifest.serving is not None
     return found.manifest
 

@@ -60,7 +60,6 @@ def memory(world: World, client: str) -> Any:
     """What a client remembers, as its disk has it."""
     folder = world.folder / client
     commit = StateStore(folder).training()
-    assert commit is not None
     artefacts = decode_artefacts(commit.state, commit.state_facts, DiskBlobStore(folder / BLOBS))
     return method_of(world.spec).ClientState.unpack(artefacts)
 
@@ -159,7 +158,6 @@ def test_a_device_that_restarts_meanwhile_counts_the_samples_of_its_round_once(w
     now = memory(world, "cam-0")
     assert now.sub_generators.keys() >= remembered.sub_generators.keys()
     commit = StateStore(world.folder / "cam-0").training()
-    assert commit is not None
     assert sum(now.seen.values()) == (commit.round + 1) * sum(remembered.seen.values())
 
 

@@ -132,7 +132,6 @@ def test_answers_that_no_message_can_hold_keep_no_other_camera_silent(
     with mosquitto(tmp_path, "allow_anonymous true") as port, listening(port) as listener:
         answers = opened(f"mqtt://127.0.0.1:{port}/yard")
         broken = seen("a-front", 1)
-        assert broken.prediction is not None
         broken.prediction.answers.confidences[:] = np.nan
 
         def told() -> bool:

@@ -82,7 +82,6 @@ def driver(how: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "driving\n"
         yield process
     finally:

@@ -53,7 +53,6 @@ def test_it_is_started_again_when_it_dies_and_ends_with_its_parent(tmp_path: Pat
     with ConsoleBeside(("--data-dir", str(folder), "--listen", f"127.0.0.1:{port}"), again_s=0.1) as beside:
         answered(port)
         process = beside._process
-        assert process is not None
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
         answered(port)

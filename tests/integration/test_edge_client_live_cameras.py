@@ -250,7 +250,6 @@ def test_a_capture_process_dies_with_its_parent_even_when_that_is_killed(
 ) -> None:
     worker = [sys.executable, "-m", "support.doubled_device_worker", str(tmp_path / "state")]
     with subprocess.Popen([sys.executable, "-c", PARENT, *worker], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         plug(state)
         time.sleep(0.1)

@@ -111,7 +111,6 @@ def rig() -> Iterator[Callable[..., Rig]]:
 
 
 def worker_of(slot: ModelSlot) -> WorkerModel:
-    assert slot.active is not None
     assert isinstance(slot.active.model, WorkerModel)
     return slot.active.model
 
@@ -207,7 +206,6 @@ def test_a_model_that_fails_on_probation_is_rolled_back_within_a_second_and_cost
     began, quiet = time.monotonic(), Quiet()
     made.until(lambda: made.slot.last_rollback is not None)
     took_s, bound_s = time.monotonic() - began, quiet.within(1.0)
-    assert made.slot.last_rollback is not None
     assert made.slot.last_rollback.reason is reason
     assert took_s < bound_s
     made.answered(10)
@@ -226,7 +224,6 @@ def test_a_model_that_passes_its_golden_vector_and_then_drifts_is_rolled_back_wi
     quiet = Quiet()
     made.until(lambda: made.slot.last_rollback is not None)
     rolled_back_at, bound_s = time.monotonic(), quiet.within(1.0)
-    assert made.slot.last_rollback is not None
     assert made.slot.last_rollback.reason is Reason.DRIFTED
     assert "100 % of" in made.slot.last_rollback.detail
     assert rolled_back_at - made.first_answer_of(2) < bound_s
@@ -242,7 +239,6 @@ def test_a_model_that_tells_pictures_apart_otherwise_than_before_passes_its_prob
     made.start(colours.candidate(1))
     made.slot.install(colours.candidate(2, shift=1))
     assert made.slot.on_probation is not None
-    assert made.slot.previous is not None
     before = made.slot.previous.model
     assert isinstance(before, WorkerModel)
     made.until(lambda: made.slot.on_probation is None)
@@ -358,7 +354,6 @@ def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours)
     )
     command = [sys.executable, "-c", script, str(colours.folder), graph, parameters]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
         pid = int(client.stdout.readline())
         assert psutil.pid_exists(pid)
         client.kill()

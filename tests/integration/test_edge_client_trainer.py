@@ -105,7 +105,6 @@ def _simulated(encoded: bytes, num_rounds: int) -> tuple[Any, Any]:
         data = RoundData(torch.from_numpy(held.images), torch.from_numpy(held.labels))
         rng = seeded_generator(3, round_index, "c1")
         state, upload = method.local_round(state, data, download, rng, sampler=eager_sampler(TASK))
-    assert upload is not None
     return encode_artefacts(state.pack(), store), encode_artefacts(upload.pack(), store)
 
 

@@ -125,7 +125,6 @@ def test_with_the_client_all_of_them_end_whatever_ends_it(tmp_path: Path) -> Non
     time.sleep(600)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
         worker = psutil.Process(int(client.stdout.readline()))
         server = worker.parent()
         client.kill()

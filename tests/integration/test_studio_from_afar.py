@@ -101,10 +101,8 @@ def test_an_operator_elsewhere_sees_labels_and_takes_back(yard: Yard) -> None:
     assert state["remote"]
     assert [one["frame"] for one in state["waiting"]] == [1]
     picture = there.frozen("front", 1)
-    assert picture is not None
     assert picture[:3] == b"\xff\xd8\xff"
     newest = there.newest("front")
-    assert newest is not None
     assert newest[1]()[:3] == b"\xff\xd8\xff"
     there.label_boxes("front", 1, [CAR])
     assert len(yard.device.learned()) == 1
@@ -341,7 +339,6 @@ def test_the_command_over_a_real_broker(tmp_path: Path) -> None:
             done = fetched(world, f"{url}/api/label", {**frame, "class": "car"})
             assert (done.status, json.loads(done.data)) == (200, {"said": "learned: car"})
             labels = client.known().labels
-            assert labels is not None
             assert labels.num_samples == 1
         finally:
             process.terminate()

@@ -66,7 +66,6 @@ def share_found(seen: list[Shown]) -> float:
     newest = [one for one in seen[-40:] if one.prediction is not None]
     found = 0
     for one in newest:
-        assert one.prediction is not None
         answers, (class_id, box) = one.prediction.answers, truth(one.picture.pixels)
         if len(answers):
             surest = int(answers.confidences.argmax())

@@ -491,7 +491,6 @@ def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: 
         "    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     until(lambda: is_gone(pid))

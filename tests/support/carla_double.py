@@ -227,7 +227,6 @@ class Sensor(Actor):
 
     def expose(self, frame: int, scene: list[tuple[Transform, BoundingBox]]) -> None:
         """Keep what is in front of the sensor at this frame; it is rendered and sent later."""
-        assert self.parent is not None
         matrix = np.array(self.parent.pose.get_matrix()) @ np.array(self.pose.get_matrix())
         x, y, z = matrix[:3, 3]
         yaw = self.parent.pose.rotation.yaw

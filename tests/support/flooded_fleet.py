@@ -137,7 +137,6 @@ class FloodedFleet:
                     assert time.monotonic() < end, "the flood never began"
                     self.pump()
                 found = self.rounds(at_least_s, at_least, limit_s, lambda: len(said) > 1)
-                assert flood.stdin is not None
                 flood.stdin.close()
                 reader.join(60)
                 sent = json.loads(said[-1])

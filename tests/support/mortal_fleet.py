@@ -130,7 +130,6 @@ class MortalFleet:
         """As the kernel does when memory ends; it starts again at once."""
         self.deaths[party] = self.deaths.get(party, 0) + 1
         if party == "broker":
-            assert self.broker is not None
             self.broker.kill()
             self.broker.wait()
         else:
@@ -333,7 +332,6 @@ def left_by(folder: Path) -> tuple[int, str]:
         seen.update(repr((sorted((blob.name, blob.digest) for blob in state.blobs), state.facts)).encode())
         for client in sorted(store.clients()):
             download = store.download(client)
-            assert download is not None
             parts = sorted((blob.name, blob.digest) for blob in download.blobs)
             seen.update(repr((client, download.round, parts, download.facts)).encode())
         return store.round().index, seen.hexdigest()

@@ -589,7 +589,6 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     assert (desk.coordinator.rounds.index, desk.aggregation.left_out) == (1, {"a"})
     assert [client for client, *_ in desk.offered()] == ["b", "b"]
     download = desk.store.download("a")
-    assert download is not None
     assert download.round == 0, "a commit makes none for it"
     table.enrol("a", Issued(9, 0.0, 9e9, 9e9), 4.0)
     desk.coordinator.tick(5.0)

@@ -337,7 +337,6 @@ def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: 
     made.hear(offered(666))
     assert made.courier.verdicts[-1] == (666, False, "probe-mismatch")
     held = made.records.held()
-    assert held is not None
     assert held.manifest.version == made.client.serving_version == 1
 
 
@@ -806,7 +805,6 @@ def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_tr
     made.slot.roll_back(2, Reason.DRIFTED, "one class")
     made.client.tick(1.0)
     held = made.records.held()
-    assert held is not None
     assert held.manifest.version == 1
     (told,) = made.rollbacks
     assert (told.client_id, told.version, told.serving_version, told.reason) == ("c1", 2, 1, "drifted")
@@ -843,7 +841,6 @@ def test_a_download_that_passed_its_probation_is_the_one_to_return_to(made: Harn
     assert not made.records.on_probation
     made.hear(announcement(2), offered(3))
     previous = made.records.previous()
-    assert previous is not None
     assert previous.manifest.version == 2
     assert made.rollbacks == []
 
@@ -918,7 +915,6 @@ def test_what_proves_best_is_served_told_and_kept(made: Harness) -> None:
     made.client.on_trainer(Chose(1, 2, choice()), 0.0)
     made.hear()
     held = made.records.held()
-    assert held is not None
     assert (held.manifest, held.served.serving and held.served.serving.parameters) == (manifest(2), CHOSEN)
     assert made.courier.verdicts[-1] == (2, True, "")
     assert "c" * 64 in made.records.blobs_in_use()

@@ -148,7 +148,6 @@ def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> No
     assert source.round_samples(3) is None, "one trains no model"
     _put(images, "cat/later.png", 220)
     late = source.round_samples(3)
-    assert late is not None
     assert late.labels.tolist() == [1, 0]
 
 
@@ -200,8 +199,6 @@ def test_what_the_disk_doesnt_let_be_noted_as_used_comes_in_no_later_round(
         with pytest.raises(OSError, match="Read-only"):
             source.used_up(0)
     second = source.round_samples(1)
-    assert first is not None
-    assert second is not None
     assert not {image.mean() for image in first.images} & {image.mean() for image in second.images}
     source.used_up(0)
     assert {path.name for path in (tmp_path / "ledger").iterdir()} == {"00000000.json", "00000001.begun.json"}
@@ -232,7 +229,6 @@ def test_links_that_lead_nowhere_or_in_a_circle_are_told_once_and_the_rest_is_us
     assert [record.getMessage() for record in caplog.records] == ["image skipped"] * 2
     _put(images, "cat/nowhere.png", 9)
     samples = source.round_samples(0)
-    assert samples is not None
     assert sorted(samples.labels.tolist()) == [0, 0, 1], "the link leads to a picture now"
 
 
@@ -267,13 +263,11 @@ def test_a_file_that_is_still_written_keeps_no_round_from_the_others(
     for index in range(3):
         _put(images, f"dog/{index}.png", 50 + index)
     first = source.round_samples(0)
-    assert first is not None
     assert first.labels.tolist() == [1, 1, 1]
     source.used_up(0)
     (images / "cat" / "half.png").write_bytes(whole)
     _put(images, "dog/3.png", 99)
     then = source.round_samples(1)
-    assert then is not None
     assert sorted(then.labels.tolist()) == [0, 1], "what is whole now is used"
 
 
@@ -299,7 +293,6 @@ def test_a_class_with_the_name_of_another_folder_reads_none_beside_its_own(tmp_p
     task = TaskSpec(1, 28, ("cat", "..", ".", "dog/x", "dog"))
     source = FolderSamples(FolderUri(tmp_path / "images"), task, tmp_path / "ledger", lambda pictures: None)
     samples = source.round_samples(0)
-    assert samples is not None
     assert samples.labels.tolist() == [0, 0]
 
 

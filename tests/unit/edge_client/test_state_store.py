@@ -149,7 +149,6 @@ def test_two_deaths_of_a_client_on_probation_lead_back_for_good(tmp_path: Path) 
     assert StateStore(tmp_path).begin() is None, "one death may have been the board's"
     assert StateStore(tmp_path).held() == held(2, "d")
     gone = StateStore(tmp_path).begin()
-    assert gone is not None
     assert (gone.version, gone.reason) == (2, "crashed")
     again = StateStore(tmp_path)
     assert (again.held(), again.previous(), again.sent_away(), again.on_probation) == (held(1, "c"), None, gone, False)

@@ -43,7 +43,6 @@ def rewritten(path: Path, **changes: str | None) -> Path:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_a_saved_model_is_read_again(model: Model, tmp_path: Path) -> None:
     found = read_parameter_file(model.save(tmp_path / "m.safetensors")).model
-    assert found is not None
     assert (found.kind, found.spec) == (model.kind, model.spec)
     np.testing.assert_array_equal(found.parameters["w"], PARAMETERS["w"])
 

@@ -64,7 +64,6 @@ class Page(HTMLParser):
 
 def section(text: str, name: str) -> str:
     found = re.search(rf'<section id="{name}">(.*?)</section>', text, re.DOTALL)
-    assert found is not None
     return found[1]
 
 

@@ -74,7 +74,6 @@ def test_mlflow_has_one_run_that_later_exports_go_on_with(tmp_path: Path) -> Non
     assert export(events(2), "yard", "mlflow", str(tmp_path)) == 0
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("yard")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params == {"fleet": "yard", "method": "pfedgrp", "settings.local_epochs": "2"}
     history = client.get_metric_history(run.info.run_id, "fleet/accuracy")
@@ -105,7 +104,6 @@ def test_a_fleet_s_run_in_mlflow_goes_on_when_its_journal_has_forgotten_how_it_b
     assert exported([{"time": 40.0, "event": "aggregator started", "round": 2}, *events(3)[11:]]) == "0 numbers"
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("yard")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "fleet/accuracy")] == [0, 1, 2]
 

@@ -68,6 +68,5 @@ def test_a_module_without_a_package_tells_its_own_version(tmp_path: Path, monkey
     (tmp_path / "fromjetpack" / "__init__.py").write_text("__version__ = '4.8.0'\n")
     monkeypatch.syspath_prepend(tmp_path)
     package = installed("fromjetpack")
-    assert package is not None
     assert (package.version, package.folder, package.installer) == ("4.8.0", str(tmp_path), "")
     assert installed("surely_absent_module") is None

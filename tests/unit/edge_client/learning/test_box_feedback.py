@@ -111,5 +111,4 @@ def test_a_fleet_that_learns_boxes_takes_them_from_an_operator(tmp_path: Path) -
     for frame_id in (7, 8):
         source.feedback(BoxFeedback("front", frame_id, (CAR,)))
     taken = source.round_samples(0)
-    assert taken is not None
     assert taken.labels[:, 0, 0].tolist() == [0.0, 0.0]

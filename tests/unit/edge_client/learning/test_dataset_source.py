@@ -46,7 +46,6 @@ def test_a_device_draws_the_very_samples_that_the_simulator_draws(data_root: Pat
     for round_index in (0, 5):
         samples = source.round_samples(round_index)
         expected = round_data(data.train, stream.train_indices(1, round_index))
-        assert samples is not None
         assert np.array_equal(samples.images, expected.images.numpy())
         assert np.array_equal(samples.labels, expected.labels.numpy())
 
@@ -58,8 +57,6 @@ def test_test_data_are_cumulative_and_the_stream_ends(data_root: Path) -> None:
     assert source.test_samples(-1) is None
     assert source.round_samples(6) is None
     last, after = source.test_samples(5), source.test_samples(9)
-    assert last is not None
-    assert after is not None
     assert np.array_equal(last.labels, after.labels)
 
 
@@ -69,7 +66,6 @@ def test_frames_show_the_classes_of_the_newest_round(data_root: Path, tmp_path: 
     picture = next(iter(source.pictures.cameras[0].pictures(threading.Event())))
     shown = source.pictures.view.inputs(picture).images
     met = source.samples.test_samples(0)
-    assert met is not None
     assert any(np.array_equal(shown[0], image) for image in met.images)
 
 

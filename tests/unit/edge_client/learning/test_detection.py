@@ -58,11 +58,9 @@ def test_a_picture_teaches_its_boxes_of_the_fleets_classes_and_where_nothing_is(
         return None if lesson is None else lesson.samples.labels[0]
 
     taught = label(boxes((0, 0, 96, 64), (0, 0, 10, 10), class_ids=(0, 2)))
-    assert taught is not None
     assert taught[0].tolist() == [1.0, 0.25, 0.25, 0.5, 0.5]  # "bike" is the fleet's class 1
     assert taught[1:, 0].tolist() == [-1.0] * 3  # the tram is nobody's
     empty = label(Boxes.none())
-    assert empty is not None
     assert empty[:, 0].tolist() == [-1.0] * 4
     assert label(None) is None
 
@@ -113,7 +111,6 @@ def test_what_a_model_found_counts_as_stream_accuracy() -> None:
     lesson = BoxLessons([AnnotatedLabels(NAMES, TASK.class_names)], 4).lesson(
         Shown(one, inputs, Prediction("front", 0, answers, 1, 0.0, 0.1))
     )
-    assert lesson is not None
     assert (lesson.num_right, lesson.num_answered) == (1, 2)
 
 
@@ -126,7 +123,6 @@ def test_of_a_box_at_the_edge_what_lies_in_the_picture_is_to_be_found() -> None:
     lesson = BoxLessons([AnnotatedLabels(NAMES, TASK.class_names)], 2).lesson(
         Shown(one, inputs, Prediction("front", 0, answers, 1, 0.0, 0.1))
     )
-    assert lesson is not None
     assert (lesson.num_right, lesson.num_answered, lesson.num_left_out) == (2, 2, 0)
     assert lesson.samples.labels[0, :, 0].tolist() == [1.0, 0.0]  # the largest first
 
@@ -135,7 +131,6 @@ def test_a_teacher_detector_labels_only_what_it_is_sure_of() -> None:
     one = picture(None)
     shown = Shown(one, Detector(TASK).inputs(one), None)
     sure = TeacherBoxes(lambda images: outputs_with((0, 1), 1), TASK, 0.9).boxes(shown)
-    assert sure is not None
     assert sure.class_ids.tolist() == [1]
     assert np.allclose(sure.corners[0], [72, 16, 120, 48], atol=1e-3)
     nothing = np.zeros((1, *TASK.output_shape), np.float32)

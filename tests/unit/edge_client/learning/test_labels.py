@@ -74,7 +74,6 @@ def test_of_many_objects_the_largest_are_taken_in_their_own_order() -> None:
     found = Boxes(corners.astype(np.float32), np.zeros(count, np.int64))
     picture = Picture("front", 0, np.zeros((64, 96, 3), np.uint8), 0.0, found)
     inputs = Crops(TASK).inputs(picture)
-    assert inputs.box_indices is not None
     assert inputs.box_indices.tolist() == list(range(10, count))
     assert inputs.num_left_out == 10
     answers = Crops(TASK).answers(np.zeros((MAX_CROPS, 3), np.float32), inputs)

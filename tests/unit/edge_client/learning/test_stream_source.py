@@ -48,16 +48,13 @@ def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_
     assert found.round_samples(0) is None
     found.add(samples(1))
     first = found.round_samples(0)
-    assert first is not None
     assert first.labels.tolist() == [0, 1, 1]
     again = found.round_samples(0)
-    assert again is not None
     assert again.labels.tolist() == [0, 1, 1]
     found.used_up(0)
     assert found.round_samples(1) is None
     found.add(samples(0, 0, 0))
     second = found.round_samples(1)
-    assert second is not None
     assert second.labels.tolist() == [0, 0, 0]
 
 
@@ -67,12 +64,10 @@ def test_labels_of_a_round_that_passed_before_it_was_trained_come_again() -> Non
     found.add(samples(1))
     assert found.round_samples(0) is not None
     again = found.round_samples(1)
-    assert again is not None
     assert again.labels.tolist() == [0, 1, 1]
     found.used_up(0)  # says nothing of these
     found.add(samples(0, 0))
     again = found.round_samples(2)
-    assert again is not None
     assert again.labels.tolist() == [1, 1, 0, 0], "of too many the newest"
     found.used_up(2)
     assert found.round_samples(3) is None
@@ -86,7 +81,6 @@ def test_of_labels_that_come_again_the_oldest_make_room_and_no_more(monkeypatch:
     assert found.round_samples(0) is not None
     found.add(samples(5))
     again = found.round_samples(1)
-    assert again is not None
     assert (again.labels.tolist(), found.num_dropped) == ([1, 2, 3, 4, 5], 1)
 
 
@@ -97,13 +91,11 @@ def test_a_label_that_was_corrected_after_its_round_began_does_not_come_again() 
         found.add(one)
     for _ in range(2):
         asked = found.round_samples(0)
-        assert asked is not None
         assert asked.labels.tolist() == [0, 1, 0]
         assert not found.take_back(wrong), "the round has it"
     assert found.round_samples(1) is None, "two pictures"
     found.add(samples(2))
     again = found.round_samples(2)
-    assert again is not None
     assert again.labels.tolist() == [0, 0, 2]
 
 
@@ -133,12 +125,10 @@ def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
     for label in range(3):
         found.add(samples(label, label))
     taken = found.round_samples(0)
-    assert taken is not None
     assert taken.labels.tolist() == [1, 1, 2, 2]
     found.used_up(0)
     found.add(samples(0, 1, 2, 3, 4, 5))
     taken = found.round_samples(1)
-    assert taken is not None
     assert taken.labels.tolist() == [2, 3, 4, 5]
     assert found.num_dropped == 4
 
@@ -162,7 +152,6 @@ def test_the_memory_of_waiting_and_held_out_samples_is_bounded(monkeypatch: pyte
         found.add(samples(label))
     taken, held = found.round_samples(0), found.held_out()
     assert taken is not None
-    assert held is not None
     assert held.labels.tolist() == [1, 3, 5]
     assert taken.labels.tolist() == [9, 10, 11]
     assert found.num_dropped == 6
@@ -175,7 +164,6 @@ def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
     for label in range(6):
         found.add(samples(label))
     taken, held = found.round_samples(0), found.held_out()
-    assert taken is not None
     assert held is not None
     assert taken.labels.tolist() == [0, 1, 3, 4]
     assert held.labels.tolist() == [2, 5]
@@ -194,8 +182,6 @@ def test_of_each_camera_one_picture_of_so_many_is_held_out() -> None:
         found.watch(Shown(one, Crops(TASK).inputs(one), None))
     assert found.settle()
     held, taken = held_in.held_out(), found.round_samples(0)
-    assert held is not None
-    assert taken is not None
     assert held.labels.tolist() == taken.labels.tolist() == [0, 1, 0, 1]
 
 
@@ -274,7 +260,6 @@ def serve(source: Source, class_id: int) -> CameraSamples:
 def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accuracy_on_them() -> None:
     found = serve(source([picture(0, 0, 1), picture(1), picture(2, 1)]), 1)
     taken = found.round_samples(0)
-    assert taken is not None
     assert taken.labels.tolist() == [0, 1, 1]
     assert taken.images.shape == (3, 3, 32, 32)
     assert found.measures() == {
@@ -302,7 +287,6 @@ def test_an_operators_label_becomes_round_data_too() -> None:
     assert found.round_samples(0) is None
     found.feedback(Feedback("front", 4, "bike", 0))
     taken = found.round_samples(0)
-    assert taken is not None
     assert taken.labels.tolist() == [0, 1]
 
 
@@ -311,12 +295,10 @@ def test_an_operator_who_says_it_again_corrects_what_was_said_and_no_round_has_l
     for class_name, thing in (("car", 0), ("bike", 0), ("bike", 0), ("bike", 1)):
         found.feedback(Feedback("front", 4, class_name, thing))
     taken = found.round_samples(0)
-    assert taken is not None
     assert taken.labels.tolist() == [0, 0, 1, 1]
     found.feedback(Feedback("front", 4, "car", 0))
     assert found.progress().num_samples == 1
     taken = found.round_samples(1)
-    assert taken is not None
     assert taken.labels.tolist() == [0, 0, 1, 0]
     found.used_up(1)
     for thing in (0, 1):
@@ -331,7 +313,6 @@ def test_however_a_thing_is_named_it_is_the_same_thing(again: Feedback) -> None:
     found.feedback(Feedback("front", 4, "car", 0))
     found.feedback(again)
     taken = found.round_samples(0)
-    assert taken is not None
     assert taken.labels.tolist() == [0, 1], "what its recording says, and the operator's newest word"
 
 

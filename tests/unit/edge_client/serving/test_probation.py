@@ -208,7 +208,6 @@ def test_a_guard_asks_for_the_golden_vector_again_and_rolls_back(
     guard.tick(104.0)
     assert slot.num_rollbacks == 0
     guard.tick(105.0)
-    assert slot.last_rollback is not None
     assert slot.last_rollback.reason is reason
 
 

@@ -152,7 +152,6 @@ def test_observing_sees_every_batch_norms_input_and_changes_nothing():
     assert judged.layers[0].running_variance is teacher.norm.running_var
     torch.testing.assert_close(judged.logits, teacher(images))
     data_free.batch_norm_divergence(judged.layers).backward()
-    assert images.grad is not None
     assert images.grad.abs().sum() > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
     assert all(not module._forward_pre_hooks for module in teacher.modules())
@@ -188,7 +187,6 @@ def test_the_current_loss_ignores_absent_logits_alone():
     loss = current_loss(logits, labels, (1,))
     torch.testing.assert_close(loss, F.cross_entropy(logits[:, [0, 2]], torch.tensor([0, 1])))
     loss.backward()
-    assert logits.grad is not None
     assert not logits.grad[:, 1].any()
     assert torch.equal(current_loss(logits, labels, ()), F.cross_entropy(logits, labels))
 

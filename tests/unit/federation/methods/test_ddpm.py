@@ -169,7 +169,6 @@ def test_pfedgrp_runs_with_diffusion_models_and_sends_them_as_sub_generators() -
     )
     assert sorted(state.pack().parameter_sets) == ["sub-generator/0", "sub-generator/1"]
     layout = TINY.upload_layout("sub-generator/1")
-    assert layout is not None
     assert {k: (t.shape, t.dtype) for k, t in layout.items()} == {
         k: (t.shape, t.dtype) for k, t in upload.sub_generators[1].items()
     }
@@ -185,7 +184,6 @@ def test_pfedgrp_runs_with_diffusion_models_and_sends_them_as_sub_generators() -
 
 def test_no_graph_draws_from_a_diffusion_model_and_there_is_none_for_all_classes() -> None:
     kind = kind_of(TINY)
-    assert kind is not None
     assert kind.graph_spec is None
     with pytest.raises(ValueError, match="only a WGAN-GP"):
         replace(TINY, generators="single")

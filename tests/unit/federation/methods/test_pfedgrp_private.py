@@ -44,7 +44,6 @@ def test_an_upload_says_what_each_of_the_clients_classes_has_cost(
     two_rounds: list[tuple[ClientState, Upload]],
 ) -> None:
     _, upload = two_rounds[0]
-    assert upload.privacy is not None
     assert upload.privacy.histories == {0: (Trained(2.0, 0.8, 2),), 1: (Trained(2.0, 0.5, 2),)}
     assert upload.privacy.epsilons == {c: epsilon_of(h, 1e-5) for c, h in upload.privacy.histories.items()}
     assert account_among(Upload, upload.pack().facts) == upload.privacy
@@ -54,7 +53,6 @@ def test_an_upload_says_what_each_of_the_clients_classes_has_cost(
 def test_rounds_of_a_class_compose_over_a_restart(two_rounds: list[tuple[ClientState, Upload]]) -> None:
     accounts = [upload.privacy for _, upload in two_rounds]
     assert accounts[0] is not None
-    assert accounts[1] is not None
     assert accounts[1].histories[0] == (Trained(2.0, 0.8, 4),)
     assert accounts[1].epsilons[0] > accounts[0].epsilons[0]
     assert accounts[1].histories[1] == accounts[0].histories[1]
@@ -69,9 +67,7 @@ def test_a_client_that_lost_its_disk_gets_its_account_back(two_rounds: list[tupl
     kept = AggregatorState.unpack(state.pack())
     download = Download.unpack(PRIVATE.download_for(kept, "a", downloads["a"]).pack())
     _, again = local_round(PRIVATE, ClientState(), {0: 10}, 1, download)
-    assert again.privacy is not None
     assert again.privacy.histories[0] == (Trained(2.0, 0.8, 4),)
-    assert upload.privacy is not None
     assert again.privacy.histories[1] == upload.privacy.histories[1]
 
 
@@ -97,13 +93,11 @@ def test_a_class_is_not_trained_again_where_that_would_pass_the_bound(
     two_rounds: list[tuple[ClientState, Upload]],
 ) -> None:
     state, upload = two_rounds[0]
-    assert upload.privacy is not None
     bound = upload.privacy.epsilons[0] * 1.01
     bounded = replace(PRIVATE, dp_max_epsilon=bound)
     after, second = local_round(bounded, state, {0: 10, 2: 8}, 1)
     assert second.num_updates == (1 if epsilon_of((Trained(2.0, 1.0, 1),), 1e-5) <= bound else 0)
     assert same_bits(after.sub_generators[0].generator, state.sub_generators[0].generator)
-    assert second.privacy is not None
     assert second.privacy.epsilon <= bound
     _, none_at_all = local_round(replace(PRIVATE, dp_max_epsilon=1e-6), ClientState(), {0: 10}, 0)
     assert none_at_all.sub_generators == {}

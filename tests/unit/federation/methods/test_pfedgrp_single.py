@@ -36,7 +36,6 @@ def first_round() -> tuple[Download, ClientState, Upload]:
 def test_the_generator_has_the_papers_size() -> None:
     fashion = TaskSpec(1, 28, tuple("0123456789"), generator_width=16)
     kind = kind_of(PFedGRP(task=fashion, generators="single"))
-    assert kind is not None
     assert kind.graph_spec is not None
     pair = build_generator(kind.graph_spec), build_critic(kind.graph_spec)
     assert sum(count_parameters(module) for module in pair) == 536_384
@@ -49,7 +48,6 @@ def test_one_generator_travels_under_the_name_all(first_round: tuple[Download, C
     assert upload.seen == {0: 10, 1: 10}
     SINGLE.check_upload(upload)
     layout = SINGLE.upload_layout("sub-generator/all")
-    assert layout is not None
     assert {k: t.shape for k, t in layout.items()} == {
         k: t.shape for k, t in upload.sub_generators[ALL_CLASSES].items()
     }

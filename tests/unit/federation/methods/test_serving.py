@@ -116,7 +116,6 @@ def test_evidence_is_real_where_the_round_brought_the_class_and_replay_of_the_ot
     download = Download(personalised=answering(0), average=answering(1))
     client = Standing(state, own=answering(0), held_out=held(1, 1, 1, pixel=1.0))
     chosen = choose(Fleet, client, download, torch.Generator(), sampler=drawn)
-    assert chosen is not None
     assert list(chosen.candidates) == ["personalised", "average", "own"]
     (mixed, replayed) = found[0]
     assert torch.bincount(mixed.labels).tolist() == [serving.NUM_REPLAYED, 3]
@@ -128,7 +127,6 @@ def test_evidence_is_real_where_the_round_brought_the_class_and_replay_of_the_ot
     chosen = choose(
         Fleet, Standing(state, own=answering(1), served=answering(0)), download, torch.Generator(), sampler=drawn
     )
-    assert chosen is not None
     assert (list(chosen.candidates), chosen.served.name) == (["served", "personalised", "average"], "personalised")
     (alone,) = found[1]
     assert bool((alone.images == 0).all()), "without real samples there is replay alone"

@@ -93,7 +93,6 @@ def test_the_generator_moves_against_the_gradient_of_its_loss_after_the_critics_
     generator_loss(critic, generator(torch.randn(8, 100, generator=twin))).backward()
     moved, against = [], []
     for name, parameter in generator.named_parameters():
-        assert parameter.grad is not None
         clear = parameter.grad.abs() > 1e-4
         moved.append((trained.generator[name] - start.generator[name])[clear])
         against.append(-parameter.grad[clear])

@@ -123,7 +123,6 @@ def test_ctrl_c_ends_a_run_whose_clients_would_train_for_minutes(tmp_path: Path)
         env={**os.environ, "REPLAYFLEET_DATA": str(tmp_path / "data")},
     )
     try:
-        assert process.stdout is not None
         assert "2 clients" in process.stdout.readline()
         time.sleep(1)
         process.send_signal(signal.SIGINT)

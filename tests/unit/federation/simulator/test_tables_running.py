@@ -203,7 +203,6 @@ def test_runs_end_with_a_table_that_is_killed(tmp_path: Path):
     """Or the same command, given again, would run beside them in the same folders."""
     command = [sys.executable, "-c", _PARENT, str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert not is_gone(child)
         parent.kill()

@@ -31,7 +31,6 @@ def test_a_token_says_who_and_what_role_and_only_its_digest_is_kept(path: Path) 
     token = add_token(path, "anna", "operator")
     add_token(path, "ben", "viewer")
     somebody = access(path).by_token(token)
-    assert somebody is not None
     assert (somebody.name, somebody.role, somebody.may_operate) == ("anna", "operator", True)
     assert token not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
