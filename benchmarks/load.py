@@ -32,6 +32,8 @@ LONG_S = 3600.0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    if options.rounds < 2:
+        raise SystemExit(f"--rounds {options.rounds}: expected 2 or more, for the first is left out")
     found = {}
     for members in options.members:
         command = [sys.executable, "-m", "benchmarks.load", "--alone", str(members), str(options.rounds)]
