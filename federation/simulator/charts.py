@@ -5,9 +5,10 @@ Matplotlib is imported when the first chart is drawn, without its global state.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,17 @@ class Curve:
     clients: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+@contextlib.contextmanager
+def _as_it_comes() -> Iterator[None]:
+    """Draw as Matplotlib comes: what a program or its user chose for it may need a LaTeX that isn't there."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        yield
+
+
+@_as_it_comes()
 def accuracy_chart(
     curves: Sequence[Curve],
     *,
@@ -76,6 +88,7 @@ def accuracy_chart(
     return _png(figure, axes, title)
 
 
+@_as_it_comes()
 def loss_chart(
     losses: Sequence[tuple[str, Sequence[Sequence[float]]]],
     *,

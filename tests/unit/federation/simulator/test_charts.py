@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -36,6 +37,16 @@ def test_changes_of_the_stream_and_clients_show():
     marked = accuracy_chart([curve], title="t", changes=[2], change_name="c")
     banded = accuracy_chart([Curve("one", curve.accuracy, {"a": [0.1] * 3, "b": [0.9] * 3})], title="t")
     assert len({plain, marked, banded}) == 3
+
+
+def test_what_a_program_chose_for_its_own_charts_changes_none_of_ours():
+    def both() -> tuple[bytes, bytes | None]:
+        return accuracy_chart([Curve("one", [0.2, 0.4])], title="t"), loss_chart([("one", [[2.0, 1.0]])], title="t")
+
+    plain, theirs = both(), {"text.usetex": True, "font.size": 30.0}
+    with mpl.rc_context(theirs):
+        assert both() == plain
+        assert {name: mpl.rcParams[name] for name in theirs} == theirs
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 150])
