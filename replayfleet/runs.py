@@ -174,17 +174,10 @@ def simulate(
         overrides=overrides,
         **{**more, "compare": tuple(_path("compare", one) for one in several)},
     )
-    try:
+    with _arguments_named(one.flag for one in settings_of(RunSpec).values()):
         spec.check()
         with torch_as_it_comes():
             prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
-    except SettingsError as error:  # of the command line's options, which are arguments here
-        flags = sorted((one.flag for one in settings_of(RunSpec).values()), reverse=True)
-        words = rf"(?<![^\s'\"(,;])(?:{'|'.join(flags)})(?![\w/-])"
-        named = re.sub(words, lambda flag: flag[0][2:].replace("-", "_"), str(error))
-        if named == str(error):
-            raise
-        raise SettingsError(named) from error
     return open_run(out)
 
 
@@ -248,13 +241,13 @@ def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads
     from replayfleet.export.subject import Architecture
     from replayfleet.federation.service.torch_setup import torch_as_it_comes
 
-    row = chosen_format(format, None)
-    if row.max_loss_points is not None:
-        raise SettingsError(f"format {format!r} rounds, and is judged on samples; model-export takes them")
-    if threads < 1:
-        raise SettingsError(f"threads is {threads}, expected at least 1")
-    request = Request(Architecture(model.kind, model.spec), row, _path("out", out), threads)
-    with torch_as_it_comes():
+    with _arguments_named(("--format", "--out")), torch_as_it_comes():
+        row = chosen_format(format, None)
+        if row.max_loss_points is not None:
+            raise SettingsError(f"format {format!r} rounds, and is judged on samples; model-export takes them")
+        if threads < 1:
+            raise SettingsError(f"threads is {threads}, expected at least 1")
+        request = Request(Architecture(model.kind, model.spec), row, _path("out", out), threads)
         return tuple(path for path, _, _ in run_export(request, model.parameters).files)
 
 
@@ -406,6 +399,19 @@ def _json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise SettingsError(f"{path} can't be read ({error})") from error
+
+
+@contextlib.contextmanager
+def _arguments_named(flags: Iterable[str]) -> Iterator[None]:
+    """Have errors about options of the command line be about arguments of the same names."""
+    try:
+        yield
+    except SettingsError as error:
+        words = rf"(?<![^\s'\"(,;])(?:{'|'.join(sorted(flags, reverse=True))})(?![\w/-])"
+        named = re.sub(words, lambda flag: flag[0][2:].replace("-", "_"), str(error))
+        if named == str(error):
+            raise
+        raise SettingsError(named) from error
 
 
 @contextlib.contextmanager

@@ -338,6 +338,15 @@ def test_a_run_goes_to_another_process(simulated: Run) -> None:
     assert same(there.task_model(0), simulated.task_model(0))
 
 
+def test_an_export_that_can_t_be_is_told_by_the_names_of_arguments(simulated: Run, tmp_path: Path) -> None:
+    model = simulated.task_model(0)
+    with pytest.raises(SettingsError, match=r"^format: unknown format 'onyx'; did you mean 'onnx'\?"):
+        replayfleet.export_model(model, tmp_path, format="onyx")
+    (tmp_path / "notes").touch()
+    with pytest.raises(SettingsError, match=r"^out: .*notes is a file, expected a folder"):
+        replayfleet.export_model(model, tmp_path / "notes" / "deeper")
+
+
 def test_a_run_that_has_gone_on_since_it_was_opened_is_to_be_opened_again(simulated: Run, tmp_path: Path) -> None:
     copy = shutil.copytree(simulated.path, tmp_path / "copy")
     (copy / "result.json").unlink()
