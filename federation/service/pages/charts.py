@@ -128,7 +128,9 @@ def line_chart(
     top = _TOP + (_ROW * rows + 3 if rows else 0)
     texts: list[str] = []  # shown to whoever points at an artist, and to those who don't see
     # One pixel is one point. Ids within the drawing are told apart from those of the page's other drawings.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"{title} {size}", "font.size": 13}):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # what a program or its user chose may need a LaTeX that isn't there
+        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": f"{title} {size}", "font.size": 13})
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         axes = percent_axes(figure, num_rounds)
         axes.set_position((_LEFT / width, _BOTTOM / height, 1 - (_LEFT + _RIGHT) / width, 1 - (top + _BOTTOM) / height))
