@@ -52,24 +52,26 @@ def torch_as_it_comes() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))  # which ends no_grad too
         if torch.get_default_device().type != "cpu":  # a device that is set costs every call some microseconds
             stack.enter_context(torch.device("cpu"))
+        flushes = not (torch.full((1,), 1e-40, dtype=torch.float32) * 1).any()
         with _turn:
             # As set_float32_matmul_precision chooses for ``matmul``; "none" and "ieee" keep float32's bits.
             precisions = [(one, one.fp32_precision) for one in (mkldnn.matmul, mkldnn.conv)]
             rounded = [(one, said) for one, said in precisions if said in {"bf16", "tf32"}]
-            theirs = torch.get_num_threads(), torch.get_default_dtype(), rounded
-            _theirs.append(_theirs[0] if _theirs else theirs)
+            me, found = threading.get_ident(), (torch.get_num_threads(), torch.get_default_dtype(), rounded)
+            within = me in (thread for thread, _ in _theirs)
+            theirs = me, _theirs[0][1] if _theirs else found
+            _theirs.append(theirs)
             torch.set_default_dtype(torch.float32)
             for one, _ in rounded:
                 one.fp32_precision = "ieee"
-        denormal = torch.full((1,), 1e-40)
-        flushes = not (denormal * 1).any()
         try:
             yield
         finally:
             torch.set_flush_denormal(flushes)
             with _turn:
-                threads, dtype, rounded = _theirs.pop()
-                torch.set_num_threads(threads)
+                _theirs.remove(theirs)
+                threads, dtype, rounded = theirs[1]
+                torch.set_num_threads(found[0] if within else threads)  # a new thread begins with those of who computes
                 if not _theirs:
                     torch.set_default_dtype(dtype)
                     for one, said in rounded:
@@ -77,8 +79,8 @@ def torch_as_it_comes() -> Iterator[None]:
 
 
 _turn = threading.Lock()
-_theirs: list[tuple[int, Any, list[tuple[Any, str]]]] = []
-"""What the program had set, once for each that computes now."""
+_theirs: list[tuple[int, tuple[int, Any, list[tuple[Any, str]]]]] = []
+"""Thread of each that computes now, and what the program had set."""
 
 
 def leave_the_compiler_out() -> None:

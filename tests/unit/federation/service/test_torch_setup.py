@@ -53,3 +53,17 @@ def test_a_package_that_chose_another_dtype_when_it_was_imported_chose_it_for_no
         assert torch.zeros(1).dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_one_within_another_leaves_it_its_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch_as_it_comes():
+            prepare_torch(1)
+            with torch_as_it_comes():
+                prepare_torch(3)
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
