@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import os
 import shutil
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.couriers import FLEET, Clock, End
@@ -408,6 +410,19 @@ def test_who_may_only_read_goes_on_reading_and_a_bundle_that_may_not_be_there_ke
     assert (tmp_path / "fetched").read_bytes() == b"whole"
 
 
+def test_who_has_the_folder_mounted_read_only_goes_on_reading(
+    tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder()
+    store.put("a" * 32, [b"whole"]).result(timeout=60)
+    monkeypatch.setattr(ClaimStore, "_make", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    with pytest.raises(OSError, match="Read-only"):
+        store.put("b" * 32, [b"whole"]).result(timeout=60)
+    assert store.usable
+    store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
+    assert (tmp_path / "fetched").read_bytes() == b"whole"
+
+
 def test_what_ends_without_a_word_is_told_by_its_kind(
     folder: Callable[[], ClaimStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -529,6 +544,7 @@ HANGS = """
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 from replayfleet.federation.wire.transport.claims import ClaimStore

@@ -8,6 +8,7 @@ what is missing of it, or all if the store can't be reached, comes over MQTT.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import importlib.util
@@ -279,7 +280,7 @@ class ClaimStore:
             # Whoever offers a bundle that it never put there keeps the store from nobody. S3 calls that forbidden to
             # those who may list nothing; and who may read and not write goes on reading.
             absent = what == "fetched" and isinstance(error, FileNotFoundError)
-            forbidden = isinstance(error, PermissionError)
+            forbidden = isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS
             address: Any = self._url
             with contextlib.suppress(AttributeError, TypeError):  # of s3fs alone, once it is connected
                 address = cast("Any", self._opened)[0]._s3.meta.endpoint_url
