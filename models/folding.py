@@ -35,7 +35,7 @@ def folded(spec: TaskSpec) -> tuple[nn.Module, Callable[[dict[str, Tensor]], dic
     if type(module) is ResNet:
         return build_folded_task_model(spec), fold_batch_norm
     for layer in module.modules():
-        if getattr(layer, "running_mean", None) is not None:
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
             layer.forward = functools.partial(_affine, layer)
     return module, lambda parameters: parameters
 

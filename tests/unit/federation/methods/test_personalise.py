@@ -90,6 +90,22 @@ def test_the_gradient_of_the_mixed_loss_matches_a_finite_difference(experts: lis
             assert gradient[index].item() == pytest.approx(numeric.item(), rel=0.02, abs=0.02)
 
 
+class Centred(torch.nn.Module):
+    """Has a mean that no BatchNorm has."""
+
+    running_mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4))
+
+    def draw(self, rng: torch.Generator) -> None:
+        self.running_mean.fill_(0.01)
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps - self.running_mean[:, None, None]
+
+
 class NotOurs(torch.nn.Module):
     """Normalises what isn't a convolution's output, by names and an epsilon of its own; has an integer buffer."""
 
@@ -101,6 +117,7 @@ class NotOurs(torch.nn.Module):
         self.conv = torch.nn.Conv2d(1, 4, 5, 4, bias=False)
         self.stem = torch.nn.Conv2d(4, 4, 3, bias=False)
         self.groups, self.after = torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm2d(4, affine=False)
+        self.centred = Centred()
         self.head = torch.nn.Linear(4, spec.num_classes)
         self.register_buffer("order", torch.zeros(4, dtype=torch.int64))
 
@@ -108,7 +125,7 @@ class NotOurs(torch.nn.Module):
         self.order.copy_(torch.tensor([2, 0, 1, 3]))
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        maps = self.after(self.groups(self.stem(self.conv(self.norm(images)).relu())))
+        maps = self.centred(self.after(self.groups(self.stem(self.conv(self.norm(images)).relu()))))
         return maps.relu().mean(dim=(2, 3))[:, self.order]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
