@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import sys
@@ -162,7 +163,8 @@ def say(name: str, text: str) -> None:
     if writes_json():
         EventLogger(name).error("ended", reason=line)
     elif is_taken(sys.stderr, PATIENCE_S):
-        click.echo(visible(f"{name}: {line}"), err=True)
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            click.echo(visible(f"{name}: {line}"), err=True)
 
 
 def explained(name: str, error: Exception) -> tuple[str, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -162,3 +165,8 @@ def test_how_a_program_ends_is_said_in_the_form_of_its_logs(capsys: pytest.Captu
     told = json.loads(line)
     assert (told["event"], told["reason"], told["logger"]) == ("ended", "stopped before the end", "edge-client")
     configure_logging()
+
+
+def test_who_is_stopped_by_a_closed_terminal_ends_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "write", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    say("edge-client", "stopped before the end")
