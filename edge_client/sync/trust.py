@@ -199,6 +199,9 @@ class FleetTrust:
     def _updater(self, files: Mapping[str, bytes], root: bytes | None = None) -> Updater:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         first = root or self._given or self._newest()
+        history = self._folder / "root_history"
+        if not history.is_dir():
+            history.unlink(missing_ok=True)  # a file there is a damaged disk's
         for path in [*self._folder.glob("*.json"), *self._folder.glob("root_history/*.json")]:
             if clear_place(path):
                 log.warning("no file, and removed", path=path, next="the aggregator says anew what was there")

@@ -336,7 +336,7 @@ def test_a_device_that_was_killed_between_two_links_to_its_root_trusts_nobody_el
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle"])
+@pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle", "file for folder"])
 def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
     damage: str, aggregator: Aggregator, device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -352,6 +352,9 @@ def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
         os.mkfifo(kept)
     elif damage == "circle":
         kept.symlink_to(kept.name)
+    elif damage == "file for folder":
+        kept.parent.rmdir()
+        kept.parent.write_bytes(root)
     device.restart()
     with pytest.raises(MalformedMessage, match="the root that this device trusts can't be read"):
         device.hears(Aggregator(tmp_path / "foreign").announcement())
