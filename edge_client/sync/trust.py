@@ -231,7 +231,7 @@ class FleetTrust:
             with contextlib.suppress(RepositoryError):
                 Metadata[Root].from_bytes(data)
                 return data
-        if not kept:
+        if not kept and not self._read_heard():
             (self._folder / "root.json").lstat()
         raise OSError(errno.EIO, "damaged or gone", str(self._folder / "root_history"))
 

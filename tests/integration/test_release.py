@@ -336,7 +336,7 @@ def test_a_device_that_was_killed_between_two_links_to_its_root_trusts_nobody_el
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle", "file for folder"])
+@pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle", "file for folder", "all gone"])
 def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
     damage: str, aggregator: Aggregator, device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,6 +355,9 @@ def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
     elif damage == "file for folder":
         kept.parent.rmdir()
         kept.parent.write_bytes(root)
+    elif damage == "all gone":
+        kept.parent.rmdir()
+        (device.folder / "root.json").unlink()
     device.restart()
     with pytest.raises(MalformedMessage, match="the root that this device trusts can't be read"):
         device.hears(Aggregator(tmp_path / "foreign").announcement())
