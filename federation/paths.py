@@ -65,7 +65,13 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: It can't be opened, or is no file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # whoever has a lease on it, such as a server of files for its client, must let go first
+        if not path.is_file():
+            raise
+        handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is no file", str(path))
