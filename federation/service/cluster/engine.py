@@ -156,7 +156,6 @@ class RayEngine:
             begun.clear()
         elif number in begun:
             place, item = begun.pop(number)
-            self._told_silent, self._patience_s = False, self._silence_s  # its tasks are long
             if isinstance(done, bytes):
                 results[place] = self._pickled.loads(done)
             else:
@@ -218,6 +217,7 @@ class RayEngine:
         except (EOFError, OSError):
             return self._lose()
         self._open.discard(said[0])
+        self._told_silent, self._patience_s = False, self._silence_s  # its tasks are long
         return said
 
     def _lose(self, why: str = "") -> tuple[None, bytes]:
