@@ -282,7 +282,8 @@ class DiskBlobStore:
 
     def _make_folder(self, target: Path) -> None:
         if not target.parent.is_dir():
-            target.parent.unlink(missing_ok=True)  # a file there is a damaged disk's
+            with contextlib.suppress(IsADirectoryError):  # made meanwhile, by another thread or process of ours
+                target.parent.unlink(missing_ok=True)  # a file there is a damaged disk's
             shared_folder(target.parent)
             _flush_directory(self._root)
         clear_place(target)

@@ -222,6 +222,22 @@ def test_what_is_no_file_in_a_blobs_place_is_no_blob_and_makes_way(
     assert store.read(name) == b"blob"
 
 
+def test_a_folder_of_blobs_that_somebody_makes_at_the_same_time_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, look = DiskBlobStore(tmp_path), Path.is_dir
+
+    def made_after(path: Path) -> bool:
+        was_there = look(path)
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103 - mkdir of Path looks too
+        return was_there
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", made_after)
+        name = store.put(b"blob")
+    assert store.read(name) == b"blob"
+
+
 def test_a_file_in_a_blobs_folders_place_makes_way(tmp_path: Path) -> None:
     store = DiskBlobStore(tmp_path)
     name = digest(b"blob")
