@@ -223,9 +223,14 @@ class FleetTrust:
         return False
 
     def _newest(self) -> bytes:
-        """The newest root that was kept and is whole; FileNotFoundError if there never was one."""
-        # root.json is a link to it, which The Update Framework removes at each look, and then makes anew.
-        kept = {int(path.name.split(".")[0]): path for path in self._folder.glob("root_history/*.root.json")}
+        """The root that is trusted, or the newest before it that is whole; FileNotFoundError if there never was one."""
+        # root.json is a link to it, which The Update Framework removes at each look, and then makes anew. What is
+        # numbered higher may be of a fleet that this device was in before it was given another's root.
+        trusted = float("inf")
+        with contextlib.suppress(OSError):
+            trusted = int((self._folder / "root.json").readlink().name.split(".")[0])
+        history = self._folder.glob("root_history/*.root.json")
+        kept = {number: path for path in history if (number := int(path.name.split(".")[0])) <= trusted}
         for number in sorted(kept, reverse=True):
             data = read_regular(kept[number])
             with contextlib.suppress(RepositoryError):

@@ -419,6 +419,21 @@ def test_a_device_that_was_given_what_is_no_root_goes_on_with_its_own_or_says_so
         Device(tmp_path / "new", device.root)
 
 
+def test_a_device_that_is_given_another_fleets_root_follows_that_however_often_the_former_had_new_keys(
+    aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    rotate_key(aggregator.keys)
+    aggregator.begin()
+    assert device.hears(aggregator.announcement())
+    other = Aggregator(tmp_path / "other")
+    for root in (anchor(other.keys), None):
+        device.root = root
+        device.restart()
+        assert device.hears(other.announcement())
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(aggregator.announcement())
+
+
 def test_a_device_whose_newest_root_is_damaged_goes_on_from_the_one_before(
     aggregator: Aggregator, device: Device, tmp_path: Path
 ) -> None:
