@@ -415,12 +415,15 @@ def test_who_has_the_folder_mounted_read_only_goes_on_reading(
 ) -> None:
     store = folder()
     store.put("a" * 32, [b"whole"]).result(timeout=60)
-    monkeypatch.setattr(ClaimStore, "_make", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    written = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    monkeypatch.setattr(ClaimStore, "_make", written)
     with pytest.raises(OSError, match="Read-only"):
         store.put("b" * 32, [b"whole"]).result(timeout=60)
     assert store.usable
     store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
     assert (tmp_path / "fetched").read_bytes() == b"whole"
+    assert Pair(tmp_path, store, None).download(1)[0] > BLOB_BYTES
+    assert written.call_count == 1, "nobody waits again for what is forbidden"
 
 
 def test_what_ends_without_a_word_is_told_by_its_kind(

@@ -36,8 +36,8 @@ WAIT_S = 10.0
 FETCH_S = 60.0
 """After so long a bundle that doesn't arrive from the store comes over MQTT."""
 REST_S = 30.0
-"""A store that failed isn't asked again before, but for one that forbade what it was asked; one that took longer than
-anybody waits, for ten times what it took."""
+"""A store that failed isn't asked again before, and one that forbids to write is read nevertheless; one that took
+longer than anybody waits, for ten times what it took."""
 MAX_REST_S = 600.0
 
 _CHUNK_BYTES = 1 << 20
@@ -101,7 +101,7 @@ class ClaimStore:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._rests_until = self._told_until = 0.0
+        self._rests_until = self._forbids_until = self._told_until = 0.0
         self._due: list[float] = []  # of what runs: when it is late
         self._left: deque[str] = deque(maxlen=1000)  # to be removed when it is usable
         self._opened: tuple[Any, str] | None = None
@@ -120,6 +120,11 @@ class ClaimStore:
         if fresh:
             log.warning("the blob store doesn't answer in time next=over MQTT, until it does")
         return usable
+
+    @property
+    def writable(self) -> bool:
+        """Whether it is usable, and didn't forbid to write a moment ago."""
+        return time.monotonic() >= self._forbids_until and self.usable
 
     def put(self, transfer_id: str, blocks: Iterable[bytes]) -> Future[None]:
         """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
@@ -287,6 +292,8 @@ class ClaimStore:
             with self._lock:
                 now = time.monotonic()
                 fresh, self._told_until = now >= self._told_until, now + REST_S
+                if forbidden and what == "put":
+                    self._forbids_until = now + REST_S
                 if late or not absent:
                     rest_s = min(10 * took_s, MAX_REST_S) if late else 0.0 if forbidden else REST_S
                     self._rests_until, self._opened = max(self._rests_until, now + rest_s), None

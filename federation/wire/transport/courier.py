@@ -215,7 +215,7 @@ class FleetCourier:
         else:
             digests = bundle.block_digests()
             claims = self._claims if bundle.size_bytes >= MIN_BYTES else None
-            stored = claims is not None and claims.usable
+            stored = claims is not None and claims.writable
             offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, digests, answers, stored)
             size = len(encode(offer)) + OVERHEAD_BYTES
             if size > max_payload:

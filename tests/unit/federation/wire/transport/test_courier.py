@@ -189,7 +189,7 @@ def test_nobody_asks_alone_for_what_all_are_about_to_get_from_the_store(tmp_path
 
     yard = Yard(tmp_path, "cam-1")
     (cam,), courier = yard.cams, yard.aggregator.courier
-    courier._claims = cast("Any", SimpleNamespace(usable=True, put=put))
+    courier._claims = cast("Any", SimpleNamespace(writable=True, put=put))
     average, own = floats(BLOCK), b"its own"
     digest = yard.aggregator.store.put(average)
     courier.send("*", a_manifest("*", average, direction="down", shared=True), [digest], yard.clock.now)
