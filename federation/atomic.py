@@ -53,9 +53,9 @@ def clear_place(path: Path) -> bool:
 
     A damaged disk leaves folders, pipes and links that lead nowhere: nothing could be read or written there.
     """
-    if path.is_file() or not os.path.lexists(path):
+    if not os.path.lexists(path) or path.is_file():  # in this order: another process may put one there meanwhile
         return False
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     return True
 
 

@@ -93,3 +93,16 @@ def test_what_a_damaged_disk_left_in_a_files_place_is_removed_and_nothing_else(t
         assert not clear_place(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "file", "link"]
     assert (tmp_path / "elsewhere" / "file").read_bytes() == b"kept"
+
+
+def test_a_file_that_is_put_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    look = Path.is_file
+
+    def written_after(path: Path) -> bool:
+        was_there = look(path)
+        path.write_bytes(b"whole")
+        return was_there
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_file", written_after)
+        assert not clear_place(tmp_path / "blob")
