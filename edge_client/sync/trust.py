@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import os
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,6 +192,9 @@ class FleetTrust:
             if key in names:
                 told = "root made good by a key that it named" if self._unread else "fleet trusted at first sight"
                 self._updater({}, root)
+                # A power cut would leave it empty, and who was heard, which makes that good, isn't written down yet.
+                with (self._folder / "root.json").open("rb") as kept:
+                    os.fsync(kept.fileno())
                 self._load()
                 log.info(told, root=next(iter(names.values()))[:16])
         except RepositoryError as error:

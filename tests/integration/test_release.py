@@ -335,6 +335,23 @@ def test_a_device_that_was_killed_between_two_links_to_its_root_trusts_nobody_el
     device.trust.check(aggregator.release(3))
 
 
+def test_the_first_root_is_on_the_disk_before_it_is_written_down_who_signed(
+    aggregator: Aggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut in between left an empty root and nobody to make it good: the device was deaf to its fleet."""
+    flush, flushed = os.fsync, list[str]()
+
+    def noted(handle: int) -> None:
+        flush(handle)
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115
+
+    device, said = Device(tmp_path / "trust"), aggregator.announcement()
+    monkeypatch.setattr(os, "fsync", noted)
+    assert device.hears(said)
+    assert flushed[0] == str(device.folder / "root_history" / "1.root.json")
+    assert "heard.json" in flushed[1]
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("damage", ["zeros", "gone", "folder", "pipe", "circle", "file for folder", "all gone"])
 def test_a_device_whose_root_is_damaged_trusts_nobody_but_who_signed_before(
