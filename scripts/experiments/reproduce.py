@@ -196,6 +196,14 @@ BLOCKS = (
         overrides=(*_SHORT, "replay_credit=0.5"),
     ),
     Block(
+        name="small-credit-less",
+        shows="balanced cross-entropy in which replay counts for less still",
+        methods=("pfedgrp-plus",),
+        scenarios=("gradual",),
+        seeds=(0, 1, 2),
+        overrides=(*_SHORT, "replay_credit=0.25"),
+    ),
+    Block(
         name="small-choose",
         shows="the aggregator's choice, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
