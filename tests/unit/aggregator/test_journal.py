@@ -11,6 +11,7 @@ from replayfleet.aggregator.operator import journal
 from replayfleet.aggregator.operator.journal import JOURNAL, Journal, last_event, read_journal, rotated
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.federation.errors import SettingsError
+from tests.support.no_file import KINDS, leave
 
 
 def test_events_come_back_in_order_with_their_details(tmp_path: Path):
@@ -45,15 +46,10 @@ def test_nobody_waits_for_who_writes_into_a_pipe_in_its_place(tmp_path: Path):
             read(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["folder", "dangling link", "circle", "pipe"])
+@pytest.mark.parametrize("what", ["dangling link", *KINDS])
 def test_something_else_in_its_place_is_named(tmp_path: Path, what: str):
     path = tmp_path / JOURNAL
-    if what == "pipe":
-        os.mkfifo(path)
-    elif what == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to(path if what == "circle" else tmp_path / "gone" / "away")
+    path.symlink_to(tmp_path / "gone" / "away") if what == "dangling link" else leave(path, what)
     with pytest.raises(SettingsError, match=rf"{JOURNAL}: .*; move it away, and the journal begins anew"):
         Journal(tmp_path)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import pytest
 from replayfleet.edge_client.state_store import Aside, HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+from tests.support.no_file import KINDS, leave
 
 SPEC = FleetSpec("fleet", "fedavg", {"local_epochs": 1, "batch_size": 8}, {"image_size": 28}, 7)
 
@@ -207,19 +207,14 @@ def test_a_roll_back_that_a_crash_interrupted_is_completed_at_the_next_start(tmp
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", ["folder", "pipe", "circle"])
+@pytest.mark.parametrize("what", KINDS)
 def test_what_is_no_file_in_a_records_place_makes_way_when_the_client_starts(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     StateStore(tmp_path).hold(held(1, "a"))
     path = tmp_path / "state" / "held"
     path.unlink()
-    if what == "folder":
-        (path / "x").mkdir(parents=True)
-    elif what == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(path.name)
+    leave(path, what)
     assert StateStore(tmp_path, read_only=True).held() is None
     store = StateStore(tmp_path, disk=Disk(tmp_path, "training waits", 0.0))
     assert [record.message for record in caplog.records][-1:] == ["record unreadable"]

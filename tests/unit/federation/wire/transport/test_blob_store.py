@@ -12,6 +12,7 @@ from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Re
 from replayfleet.federation.wire.protocol.tensors import decompress, digest
 from replayfleet.federation.wire.transport import blob_store
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from tests.support.no_file import KINDS, leave
 
 
 def floats(count: int = 50_000) -> bytes:
@@ -199,7 +200,7 @@ def test_a_blob_that_a_power_cut_emptied_is_damaged_and_fetched_again(tmp_path: 
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", ["folder", "pipe", "circle"])
+@pytest.mark.parametrize("what", KINDS)
 @pytest.mark.parametrize("read", [DiskBlobStore.read, DiskBlobStore.mapped, None])
 def test_what_is_no_file_in_a_blobs_place_is_no_blob_and_makes_way(
     tmp_path: Path, what: str, read: Callable[[DiskBlobStore, str], object] | None
@@ -208,12 +209,7 @@ def test_what_is_no_file_in_a_blobs_place_is_no_blob_and_makes_way(
     name = store.put(b"blob")
     path = store.path(name)
     path.unlink()
-    if what == "folder":
-        (path / "x").mkdir(parents=True)
-    elif what == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(path.name)
+    leave(path, what)
     assert not store.has(name)
     if read is not None:
         with pytest.raises(KeyError):
