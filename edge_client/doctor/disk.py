@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.data_dir import FORMAT_VERSION, read_owner
 
 LEAST_FREE_BYTES = 200 << 20
 LITTLE_FREE_BYTES = 1 << 30
@@ -37,7 +39,16 @@ def look_at_disk(data_dir: Path | None) -> list[Finding]:
     folder = next((place for place in (wanted, *wanted.parents) if place.exists()), Path("/"))
     if not folder.is_dir():
         return [failure("disk", f"{folder} is not a folder", "choose another --data-dir")]
-    return [_space(folder), _file_system(folder), _speed(folder)]
+    return [*_marker(wanted), _space(folder), _file_system(folder), _speed(folder)]
+
+
+def _marker(data_dir: Path) -> list[Finding]:
+    try:
+        if data_dir.exists():
+            read_owner(data_dir, {"format": FORMAT_VERSION, "role": "client"})
+    except SettingsError as error:
+        return [failure("disk.data-dir", str(error), "no client starts here until then")]
+    return []
 
 
 def _space(folder: Path) -> Finding:

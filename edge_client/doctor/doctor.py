@@ -15,6 +15,7 @@ from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import common_name
+from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}
@@ -59,7 +60,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
             Check(f"source.{camera.name}", partial(cameras.look_at_source, camera, profile), 60.0)
             for camera in settings.cameras()
         ),
-        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file, identity=settings.identity)),
+        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file, signing_key=_signing_key(settings))),
         Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 150.0),
         Check("broker.session", lambda: broker.look_at_session(settings.data_dir)),
         Check("clock.synchronised", clock.look_at_synchronisation),
@@ -85,6 +86,13 @@ def _target(settings: DoctorSettings, tls: TlsSettings) -> broker.BrokerTarget |
         insist_on_tls=any((settings.tls_ca, settings.tls_cert, settings.tls_key)),
         certificate_name=_name_in(tls.certificate_file),
     )
+
+
+def _signing_key(settings: DoctorSettings) -> Path | None:
+    if settings.identity is not None:
+        return settings.identity / SIGNING_KEY
+    made = settings.data_dir and settings.data_dir / KEYS / SIGNING_KEY  # when a client first starts
+    return made if made and made.exists() else None
 
 
 def _name_in(certificate: Path | None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from replayfleet.edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import validities
-from replayfleet.federation.service.credentials.keys import SIGNING_KEY
+from replayfleet.federation.service.credentials.keys import read_key
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 SOON_S = 30 * 86_400.0
@@ -24,7 +24,7 @@ def look_at_keys(
     password_file: Path | None,
     now: Callable[[], float] = time.time,
     *,
-    identity: Path | None = None,
+    signing_key: Path | None = None,
 ) -> list[Finding]:
     """Return one finding for each file, and one for certificate and key together."""
     findings = []
@@ -34,10 +34,12 @@ def look_at_keys(
         findings.append(_certificate("keys.tls-cert", tls.certificate_file, now()))
     if tls.key_file is not None:
         findings.append(_secret("keys.tls-key", tls.key_file))
-    if identity is not None:
-        findings.append(_secret("keys.signing-key", identity / SIGNING_KEY))
+    if signing_key is not None:
+        advice = "no client starts with it: put the key back, or enrol this device anew"
+        findings.append(_secret("keys.signing-key", signing_key, read_key, advice))
     if password_file is not None:
-        findings.append(_password("keys.password-file", password_file))
+        advice = "write the user on the first line, the password on the second"
+        findings.append(_secret("keys.password-file", password_file, Credentials.load, advice))
     if tls.given and all(finding.status != Status.FAILURE for finding in findings):
         findings.append(_together(tls))
     return findings or [skipped("keys", "no files named: --identity, --tls-ca, --tls-cert, --tls-key, --password-file")]
@@ -76,14 +78,18 @@ def _certificate(check: str, path: Path, now: float) -> Finding:
     return expiry(check, str(path), max(v.begins for v in found).timestamp(), first.ends.timestamp(), now)
 
 
-def _secret(check: str, path: Path) -> Finding:
+def _secret(check: str, path: Path, load: Callable[[Path], object] | None = None, if_damaged: str = "") -> Finding:
     try:
         with path.open("rb") as file:
             file.read(1)
+        if load is not None:
+            load(path)
         mode = stat.S_IMODE(path.stat().st_mode)
         owner = path.stat().st_uid
     except OSError as error:
         return failure(check, f"{path} can't be read: {_reason(error)}", "name a file that this user may read")
+    except SettingsError as error:
+        return failure(check, str(error), if_damaged)
     facts = {"mode": f"{mode:04o}"}
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         return warning(check, f"{path} has mode {mode:04o}: others may read it", f"chmod 600 {path}", **facts)
@@ -92,17 +98,6 @@ def _secret(check: str, path: Path) -> Finding:
             check, f"{path} belongs to another user", f"chown it to the user of the service: {path}", **facts
         )
     return ok(check, f"{path}, mode {mode:04o}", **facts)
-
-
-def _password(check: str, path: Path) -> Finding:
-    found = _secret(check, path)
-    if found.status == Status.FAILURE:
-        return found
-    try:
-        Credentials.load(path)
-    except SettingsError as error:
-        return failure(check, str(error), "write the user on the first line, the password on the second")
-    return found
 
 
 def _together(tls: TlsSettings) -> Finding:

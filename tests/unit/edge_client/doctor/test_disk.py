@@ -10,6 +10,7 @@ import pytest
 from replayfleet.edge_client.doctor import disk
 from replayfleet.edge_client.doctor.disk import look_at_disk
 from replayfleet.edge_client.doctor.findings import Finding, Status
+from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
@@ -100,6 +101,16 @@ def test_what_to_do_depends_on_why_nothing_can_be_written(
     speed = by_check(look_at_disk(tmp_path))["disk.speed"]
     assert (speed.status, speed.advice) == (Status.FAILURE, advice)
     assert os.strerror(number) in speed.found
+
+
+@pytest.mark.parametrize(("marker", "said"), [("\0" * 80, "damaged"), ('{"format": 1, "role": "aggregator"}', "role")])
+def test_a_data_dir_that_no_client_may_claim_is_a_failure(marker: str, said: str, tmp_path: Path) -> None:
+    with claim_data_dir(tmp_path, fleet="fleet", role="client", owner="cam-1"):
+        assert "disk.data-dir" not in by_check(look_at_disk(tmp_path))
+    (tmp_path / MARKER).write_text(marker)
+    found = by_check(look_at_disk(tmp_path))["disk.data-dir"]
+    assert found.status == Status.FAILURE
+    assert said in found.found
 
 
 def test_without_a_data_dir_there_is_nothing_to_look_at() -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from support.authority import Authority
 
+from replayfleet.edge_client.doctor.doctor import checks
 from replayfleet.edge_client.doctor.findings import Finding, Status
 from replayfleet.edge_client.doctor.keys import look_at_keys
+from replayfleet.edge_client.doctor.settings import DoctorSettings
+from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY, signing_key
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 
@@ -80,6 +83,18 @@ def test_missing_damaged_and_foreign_files_are_failures_each(authority: Authorit
     mixed = by_check(look_at_keys(TlsSettings(None, certificate, other_key), None))
     assert mixed["keys.tls"].status == Status.FAILURE
     assert "don't fit" in mixed["keys.tls"].found
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["in the identity folder", "in the data dir"])
+def test_a_damaged_signing_key_is_a_failure_that_names_it(named: bool, tmp_path: Path) -> None:
+    signing_key(tmp_path / KEYS)
+    settings = DoctorSettings(identity=tmp_path / KEYS) if named else DoctorSettings(data_dir=tmp_path)
+    (looking,) = (check.look for check in checks(settings) if check.name == "keys")
+    sound = by_check(list(looking()))
+    (tmp_path / KEYS / SIGNING_KEY).write_bytes(bytes(119))  # as a power cut leaves it
+    damaged = by_check(list(looking()))["keys.signing-key"]
+    assert (sound["keys.signing-key"].status, damaged.status) == (Status.OK, Status.FAILURE)
+    assert str(tmp_path / KEYS / SIGNING_KEY) in damaged.found
 
 
 def test_no_files_are_nothing_to_look_at() -> None:
