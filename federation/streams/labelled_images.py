@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfleet.federation.errors import SettingsError
+
 
 class LazyImages:
     """N images that are read when somebody first takes them; then kept.
@@ -96,7 +98,7 @@ class ShownImages:
     def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the images (len(indices), H, W, C)."""
         ways, rows = np.divmod(np.asarray(indices), len(self.images))
-        found = np.array(self.images[rows])
+        found = np.array(_bytes(self.images[rows]))
         for way in np.unique(ways).tolist():
             found[ways == way] = self.show[way](found[ways == way])
         return found
@@ -165,8 +167,18 @@ def digest_of(parts: Iterable[_Labelled]) -> str:
 
 
 def normalise(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return uint8 images (N, H, W, C) as float32 (N, C, H, W) in [-1, 1], contiguous: ``x / 127.5 - 1``."""
-    planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+    """Return uint8 images (N, H, W, C) as float32 (N, C, H, W) in [-1, 1], contiguous: ``x / 127.5 - 1``.
+
+    Raises:
+        SettingsError: They are of another type, as a package's images may be in one batch and not in the one before.
+    """
+    planes = np.ascontiguousarray(_bytes(images).transpose(0, 3, 1, 2), dtype=np.float32)
     planes /= np.float32(127.5)
     planes -= np.float32(1)
     return planes
+
+
+def _bytes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if images.dtype != np.uint8:
+        raise SettingsError(f"a batch of {len(images)} images is {images.dtype}, expected uint8, as every batch is")
+    return images

@@ -32,7 +32,13 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams import datasets
 from replayfleet.federation.streams.datasets import DATASETS, load_dataset
 from replayfleet.federation.streams.files import idx_sets, picture_files
-from replayfleet.federation.streams.labelled_images import LabelledImages, MappedImages, normalise
+from replayfleet.federation.streams.labelled_images import (
+    LabelledImages,
+    LazyImages,
+    MappedImages,
+    ShownImages,
+    normalise,
+)
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 
@@ -589,6 +595,18 @@ def test_pixels_become_channels_first_from_minus_one_to_one():
     assert out[1, 1, 0, 2] == 1
     assert out[1, 2, 1, 0] == pytest.approx(-0.6)
     assert out[0].tolist() == np.full((3, 2, 3), -1).tolist()
+
+
+def test_a_batch_of_another_type_is_refused_instead_of_learned_from_at_another_scale():
+    class Changing(LazyImages):
+        def __getitem__(self, indices):  # noqa: ANN001, ANN204
+            return np.ones((len(indices), 2, 2, 1), np.uint8 if len(indices) == 1 else np.float64)
+
+    images = Changing((4, 2, 2, 1), lambda row: ())
+    for told in (images, ShownImages(images, (lambda shown: shown.astype(np.uint8),))):
+        assert normalise(told[np.array([0])]).shape == (1, 1, 2, 2)
+        with pytest.raises(SettingsError, match="a batch of 2 images is float64, expected uint8"):
+            normalise(told[np.array([0, 1])])
 
 
 def test_labels_that_no_class_has_are_refused():
