@@ -51,6 +51,10 @@ class Model:
         plain = {name: np.asarray(array, order="C") for name, array in self.parameters.items()}
         object.__setattr__(self, "parameters", plain)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether they are equal files; NumPy would ask which number of an array is meant."""
+        return isinstance(other, Model) and self.encode() == other.encode()
+
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
         """Write a ``.safetensors`` file that says what it holds.
 

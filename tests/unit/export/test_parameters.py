@@ -43,7 +43,9 @@ def rewritten(path: Path, **changes: str | None) -> Path:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_a_saved_model_is_read_again(model: Model, tmp_path: Path) -> None:
     found = read_parameter_file(model.save(tmp_path / "m.safetensors")).model
-    assert (found.kind, found.spec) == (model.kind, model.spec)
+    assert found == model
+    assert found != Model(model.kind, model.spec, {"w": -PARAMETERS["w"]})
+    assert [one for one in MODELS if one == found] == [model]
     np.testing.assert_array_equal(found.parameters["w"], PARAMETERS["w"])
 
 
