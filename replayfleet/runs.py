@@ -152,6 +152,10 @@ def simulate(
 
     if not isinstance(set or {}, Mapping):
         raise SettingsError(f"set is a {type(set).__name__}, expected settings by name")
+    if not isinstance(settings, str):  # else the error names preset, as it is called further in
+        raise SettingsError(f"settings is {settings!r:.80}, expected a preset's name")
+    if not callable(on_round):
+        raise SettingsError(f"on_round is {on_round!r:.80}, expected what is called with each round's measurements")
     overrides = tuple(f"{key}={_written(value)}" for key, value in (set or {}).items())
     out, ours = _path("out", out), {"preset", "overrides"}  # settings and set, here
     known = [field.name for field in dataclasses.fields(RunSpec) if field.name not in ours]

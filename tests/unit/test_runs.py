@@ -406,6 +406,8 @@ def test_an_unknown_name_is_no_attribute() -> None:
         ({"compare": ["nowhere"]}, "^compare nowhere: can't be read"),
         ({"roudns": 1}, "simulate has no argument 'roudns'; did you mean 'rounds'"),
         ({"set": [1]}, "set is a list, expected settings by name"),
+        ({"settings": 1}, "^settings is 1, expected a preset's name"),
+        ({"on_round": 3}, "^on_round is 3, expected what is called"),
         ({"preset": "tiny"}, "simulate has no argument 'preset'"),
         ({"dataset": "folder", "data_root": None}, "name a folder with data_root or"),
         ({"overrides": ()}, "simulate has no argument 'overrides'"),
