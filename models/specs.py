@@ -248,7 +248,10 @@ class DetectionSpec:
 
 
 def _take_plain(spec: TaskSpec | DetectionSpec, *numbers: str) -> None:
-    """Have these be whole numbers of Python's: messages and files hold none of NumPy's."""
+    """Have these be whole numbers of Python's, and texts its texts: messages and files hold none of NumPy's."""
+    for name in ("stem", "architecture"):
+        if isinstance(text := getattr(spec, name, None), str):
+            object.__setattr__(spec, name, str(text))
     for name in numbers:
         given = getattr(spec, name)
         try:

@@ -25,7 +25,13 @@ def test_names_in_a_list_make_the_same_task():
 def test_numbers_and_names_of_numpy_make_a_task_that_can_be_written_down() -> None:
     one, many = np.int64(1), np.int64(64)
     names: tuple[str, ...] = tuple(np.unique(["b", "a"]))
+    stem, network, boxes = np.array(["imagenet", "resnet18", "pyramid"])
     for made, plain in (
+        (TaskSpec(1, 64, names, stem, 16, network), TaskSpec(1, 64, ("a", "b"), "imagenet", 16, "resnet18")),
+        (
+            DetectionSpec(1, 64, 64, names, ((1, 1),), architecture=boxes),
+            DetectionSpec(1, 64, 64, ("a", "b"), ((1, 1),), architecture="pyramid"),
+        ),
         (TaskSpec(one, many, names, generator_width=many), TaskSpec(1, 64, ("a", "b"), generator_width=64)),
         (DetectionSpec(one, many, many, names, ((1, 1),)), DetectionSpec(1, 64, 64, ("a", "b"), ((1, 1),))),
     ):
