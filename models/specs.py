@@ -274,9 +274,9 @@ def _check_names(class_names: tuple[str, ...]) -> None:
             raise ValueError(
                 f"a class is named {name!a:.80}, expected what can be printed in a line, without marks that turn it"
             )
-        if name in seen:
+        if (shown := unicodedata.normalize("NFC", name)) in seen:  # a Mac writes letters and their accents apart
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
-        seen.add(name)
+        seen.add(shown)
 
 
 def _check_anchors(anchors: tuple[tuple[float, float], ...]) -> None:
