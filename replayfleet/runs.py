@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from replayfleet.federation.simulator.result import Result
-    from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+    from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 _SUB_GENERATOR = "sub-generator/"
 _TASK = "task"
@@ -324,14 +324,15 @@ def _simulation(path: Path) -> Run:
         last, own, served = snapshots[-1].aggregator, snapshots[-1].clients[client], ServedModels()
         try:
             state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
-            served.restore(client, decode_own(own.blobs, own.facts, checkpoints))
+            remembered = decode_own(own.blobs, own.facts, checkpoints)
+            served.restore(client, remembered)
         except SettingsError as error:
             if checkpoints.num_rounds() == len(snapshots):
                 raise
             raise SettingsError(f"{path} has gone on since it was opened; open it again") from error
         initial = first_download(method, identity["run_seed"], checkpoints.first_model())
         download = method.download_for(state, client, initial)
-        packed = download.pack().parameter_sets
+        packed = download.pack().parameter_sets | remembered.parameter_sets  # of FedAVG-replay none is downloaded
         wanted = {name: tensors for name, tensors in packed.items() if name.startswith(_SUB_GENERATOR)}
         wanted[_TASK] = served.parameters.get(client, download.task_parameters)
         return {name: {key: tensor.numpy() for key, tensor in tensors.items()} for name, tensors in wanted.items()}
@@ -356,10 +357,14 @@ def _aggregator(folder: Path) -> Run:
 def _client(folder: Path) -> Run:
     from replayfleet.edge_client.state_store import StateStore
 
-    held = StateStore(folder, read_only=True).held()
+    store = StateStore(folder, read_only=True)
+    held = store.held()
     if held is None:
         raise SettingsError(f"{folder}: this client has no model yet")
-    return _deployed(folder, "client", held.spec, {held.manifest.client_id: held.served}, held.manifest.round)
+    own, commit = held.served, store.remembered(held.spec)
+    if commit is not None:
+        own = msgspec.structs.replace(own, blobs=(*own.blobs, *_sub_generators(commit.state)))
+    return _deployed(folder, "client", held.spec, {held.manifest.client_id: own}, held.manifest.round)
 
 
 def _deployed(
@@ -378,12 +383,16 @@ def _deployed(
         if manifest.serving is None:
             raise SettingsError(f"{folder}: the download of {client} has no task model")
         names = {manifest.serving.model: _TASK}
-        names |= {entry.name: entry.name for entry in manifest.blobs if entry.name.startswith(_SUB_GENERATOR)}
+        names |= {entry.name: entry.name for entry in _sub_generators(manifest.blobs)}
         digests = {entry.name: entry.digest for entry in manifest.blobs}
         return {name: decode_arrays(look_up(folder / "blobs", digests[stored])) for stored, name in names.items()}
 
     clients = tuple(sorted(downloads))
     return Run(folder, kind, spec.method, spec.settings, task_of(spec), clients, num_rounds, None, sets)
+
+
+def _sub_generators(blobs: Iterable[BlobEntry]) -> list[BlobEntry]:
+    return [entry for entry in blobs if entry.name.startswith(_SUB_GENERATOR)]
 
 
 def _role(folder: Path) -> str:

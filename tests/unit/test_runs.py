@@ -21,7 +21,7 @@ from support.image_sets import write_fashion_mnist
 
 import replayfleet
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.edge_client.state_store import Choice, HeldDownload, StateStore
+from replayfleet.edge_client.state_store import Choice, HeldDownload, StateStore, TrainingCommit, spec_digest
 from replayfleet.export.cli import main
 from replayfleet.export.parameters import Model
 from replayfleet.federation.errors import SettingsError
@@ -165,6 +165,29 @@ def test_a_data_dir_holds_the_models_that_are_served(data_dirs: Path) -> None:
     assert not same(own.task_model(), run.task_model("cam-1"))
     assert list(own.sub_generators()) == [TASK.class_names[3]]
     assert stored_model(data_dirs, "cam-1", "sub-generator", "3").kind == "sub-generator"
+
+
+def test_sub_generators_that_never_leave_their_client_are_read_where_it_keeps_them(
+    simulated: Run, data_dirs: Path, tmp_path: Path
+) -> None:
+    """They were taken from its download alone, so a client of FedAVG-replay seemed to have none."""
+    few: dict[str, Any] = {"set": SMALL, "clients": 1, "rounds": 1, "data_root": simulated.path.parent / "data"}
+    run = replayfleet.simulate("fedavg-replay", out=tmp_path / "out", settings="tiny", **few)
+    assert run.sub_generators().keys() == {
+        TASK.class_names[met] for met in run.results.rounds[0].clients["client-0"].classes
+    }
+
+    generator = initialise(build_generator(TASK), torch.Generator().manual_seed(9)).state_dict()
+    data = encode_parameters(generator)
+    entry = BlobEntry("sub-generator/5", DiskBlobStore(data_dirs / "client" / "blobs").put(data), len(data))
+    StateStore(data_dirs / "client").commit_training(
+        TrainingCommit(0, 1, spec_digest(fleet()), (entry,), b"", (), b"", 1.0, 4, 1), fleet()
+    )
+    device = open_run(data_dirs / "client")
+    drawn = device.sub_generators()
+    assert drawn.keys() == {TASK.class_names[3], TASK.class_names[5]}
+    wanted = Model("sub-generator", TASK, {name: tensor.numpy() for name, tensor in generator.items()})
+    assert same(drawn[TASK.class_names[5]], wanted)
 
 
 def test_where_a_device_chose_what_it_serves_its_model_is_what_it_chose(simulated: Run, data_dirs: Path) -> None:
