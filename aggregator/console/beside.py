@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from functools import partial
 
-from replayfleet.federation.children import child_command, child_environment, end, ending
+from replayfleet.federation.children import child_command, child_environment, die_with_parent, end, ending
 from replayfleet.federation.service.logs import EventLogger
 
 AGAIN_S = 10.0
@@ -44,7 +46,13 @@ class ConsoleBeside:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                with subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=child_environment()) as process:  # noqa: S603
+                with subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    env=child_environment(),
+                    # Before its first instruction: an aggregator may be killed while its console imports.
+                    preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                ) as process:
                     self._process = process
                     while process.poll() is None and not self._over.wait(0.2):
                         pass

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from replayfleet.aggregator.console.settings import ConsoleSettings
-from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
@@ -54,6 +52,5 @@ def token(name: str, tokens: Path, role: Role, remove: bool) -> None:
 
 def main() -> None:
     """Run the command as a child of ``aggregator serve``."""
-    die_with_parent(signal.SIGTERM)
     os.nice(_NICE)
     run_command(console, "aggregator console")

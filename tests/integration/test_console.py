@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, enc
 from tests.support import watched_fleet as watched
 from tests.support.browser import AXE, Browser
 from tests.support.consoles import console
+from tests.support.processes import is_gone
 from tests.support.waiting import until
 from tests.support.watched_fleet import BEGAN, watched_fleet
 
@@ -59,6 +61,27 @@ def test_it_is_started_again_when_it_dies_and_ends_with_its_parent(tmp_path: Pat
         process = beside._process
         assert process is not None
     assert process.poll() is not None
+
+
+def test_it_ends_with_a_parent_that_is_killed_while_it_begins(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    code = (
+        "import os, time\n"
+        "from replayfleet.aggregator.console.beside import ConsoleBeside\n"
+        f"beside = ConsoleBeside(('--data-dir', {str(folder)!r}, '--listen', '127.0.0.1:0')).__enter__()\n"
+        "while beside._process is None:\n"
+        "    time.sleep(0.001)\n"
+        "print(beside._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=PATIENCE_S, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    console_pid = int(parent.stdout)
+    try:
+        until(lambda: is_gone(console_pid), PATIENCE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(console_pid, signal.SIGKILL)
 
 
 def answered(port: int) -> None:
