@@ -227,6 +227,7 @@ class Client:
         self._handle(self._parts.courier.tick(now), now)
         self._downloads.follow_slot()
         self._downloads.tell_held()
+        self._downloads.serve_again(now)
         if self._data_again_at is not None and now >= self._data_again_at and self._reading_round is None:
             if next_step(self._situation()) is Step.WAIT_DATA:
                 self._read_round(self.round, now)  # it waits for them on, so that it can say since when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, 
 from replayfleet.edge_client.sync.download import candidate, is_same, serves_best
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.reports import ReportDesk
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
@@ -22,6 +24,9 @@ from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Fai
 from replayfleet.models.specs import AnyTaskSpec
 
 log = EventLogger(__name__)
+
+AGAIN_S, LONGEST_S = 2.0, 600.0
+"""After so long a stored model is tried again whose process couldn't be had, died or hung: not always its doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class DownloadDesk:
         self._shared: Manifest | None = None
         self._shared_bytes = 0
         self._collect_due = True
+        self._again_at, self._backoff = math.inf, Backoff(AGAIN_S, LONGEST_S)
         self.problem = ""
         """Why the newest download isn't served; empty if it is, or none came."""
         self.coming: HeldDownload | None = None
@@ -109,6 +115,13 @@ class DownloadDesk:
             self._install_from_disk([self._held])
         else:
             self._install_from_disk([self._held, previous])
+
+    def serve_again(self, now: float) -> None:
+        """Serve from disk what couldn't be for a reason that passes, unless it serves by now. Call often."""
+        if now >= self._again_at and self._installing is None:
+            self._again_at = math.inf
+            if self._held is not None and not self._serves(self._held.served):
+                self.serve_from_disk()
 
     def follow_slot(self) -> None:
         """Make durable, and tell, what became of the served model: confirmed, or rolled back. Call often.
@@ -317,9 +330,11 @@ class DownloadDesk:
 
         def failed(error: Exception, now: float) -> None:
             log.error("stored model can't be served", version=manifest.version, reason=error)
-            if self._on_probation and self._held is download:
-                reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
-                self._send_away(SentAway(manifest.version, manifest.round, reason.value, str(error)[:300]))
+            refused = error.reason if isinstance(error, ArtefactRejected) else None
+            if refused is not None and self._on_probation and self._held is download:
+                self._send_away(SentAway(manifest.version, manifest.round, refused.value, str(error)[:300]))
+            elif refused in {None, Reason.CRASHED, Reason.HUNG}:
+                self._again_at = now + self._backoff.next_s()
             self._install_from_disk(candidates)
 
         def installed(done: Installed, now: float) -> None:
