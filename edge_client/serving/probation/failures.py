@@ -56,8 +56,10 @@ class Failures:
         active = self._slot.active
         if active is not served:
             return active  # swapped in the middle of this frame
-        self._count(served)
-        successor = self._successor(served, error, outputs)
+        successor = None
+        if not isinstance(error, OSError):  # else no process is to be had, for this model or any other
+            self._count(served)
+            successor = self._successor(served, error, outputs)
         if successor is None and not self._told:
             self._told = True
             log.warning("frame failed", version=served.version, error=error)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import queue
@@ -231,6 +232,22 @@ def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_de
     assert _answered_by(answerer, 6) == [1, 1, 0, 0, 0, 0], "two deaths cost nothing"
     assert answerer.counts.num_failed == 0
     assert caplog.messages == ["model rolled back"], "no frame failed, so no line says so"
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_no_model_is_to_blame_for_frames_while_no_process_is_to_be_had(confirmed: bool) -> None:
+    failing = Fails(0.0)
+    slot = _slot(says(1, 0), failing)
+    if confirmed:
+        slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    failing.result = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    assert _answered_by(answerer, 5) == [None] * 5
+    assert answerer.counts.num_failed == 5
+    failing.result = RuntimeError("the first failure that is its own")
+    assert _answered_by(answerer, 1) == [None]
+    failing.result = 0.0
+    assert _answered_by(answerer, 1) == [1]
 
 
 def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
