@@ -265,8 +265,8 @@ class Coordinator:
             parts.releases.outlive_rival()
         self.rounds.begin_again(now)
         self._list_members(now)  # who was revoked while nobody led counts no more
+        self.control.tell(recovering=True)  # of what was done before
         self._chronicle.started()
-        self.control.tell(recovering=True)
         self._announce(now)
         for client_id in parts.presence.live:
             self._downloads.provide(client_id, now)

@@ -196,6 +196,9 @@ def test_deeds_that_others_wrote_are_told_once_each_and_the_journal_is_read_once
     assert [event["client"] for event in events(fleet, "operator")] == [f"cam-{number}" for number in range(9)]
     assert {event["time"] for event in events(fleet, "operator")} == {1.0}, "when it was done, not when it was told"
     assert len(read) <= 2, "one for deeds, one for the newest round's line"
+    told = [event["event"] for event in read_journal(fleet.tmp_path / "aggregator")]
+    begun = len(told) - 1 - told[::-1].index("aggregator started")
+    assert told[begun - 4 : begun] == ["operator"] * 4, "what was done while no aggregator ran comes before its start"
 
 
 @pytest.mark.parametrize("verb", OUTCOMES, ids=name_of)
