@@ -238,7 +238,6 @@ class Coordinator:
         elif deed is Deed.LEAD:
             parts.disk.do(self._lead)
         elif deed is Deed.STAND_BY:
-            _log.warning("standing by", reason=parts.leadership.notice)
             parts.journal.add("standing by", detail=parts.leadership.notice)
             parts.courier.forget()
             parts.arriving.clear()

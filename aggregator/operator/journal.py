@@ -46,6 +46,7 @@ _WARNINGS = frozenset(
         "other device",
         "other aggregator",
         "broker refuses",
+        "standing by",
     }
 )
 

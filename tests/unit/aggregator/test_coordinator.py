@@ -21,6 +21,7 @@ from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.coordinator import MAX_LITTER_BYTES, MAX_REPORTS, Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.members.table import Issued, Members
+from replayfleet.aggregator.operator.journal import Journal as EventJournal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.precision.wishes import Wish, Wishes
@@ -781,6 +782,17 @@ def test_a_step_of_a_round_that_cant_be_written_is_done_when_there_is_room_and_o
     assert (desk.coordinator.rounds.index, desk.aggregation.ran) == (1, [(0, ["a", "b"])])
     assert [one for one in desk.offered() if one[:2] == ("a", 1)]
     assert desk.restarted().coordinator.rounds.index == 1
+
+
+def test_an_aggregator_that_stands_by_warns_of_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spare = Desk(tmp_path, Claim.ASK)
+    spare.coordinator.on_connected(0.0)
+    with EventJournal(tmp_path) as written, caplog.at_level("INFO"):
+        spare.journal.add = written.add  # type: ignore[method-assign]
+        for now in (0.5, 1.6):
+            spare.hears(Received(EVERYBODY, Announcement("other-0", 0, "open", 60.0, SPEC, epoch=3)), now=now)
+            spare.coordinator.tick(now + 1)
+    assert [one.levelname for one in caplog.records if one.message == "standing by"] == ["WARNING"]
 
 
 def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_well_again(
