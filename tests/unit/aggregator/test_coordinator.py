@@ -1144,14 +1144,18 @@ def test_an_upload_that_cant_be_looked_at_for_a_moment_is_to_be_offered_again(
     assert (desk.courier.verdicts[1:], desk.coordinator.rounds.accepted) == ([("a", True)], ("a",))
 
 
-def test_what_one_arrival_raises_costs_no_other_client_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_raising", [1, 2000])
+def test_what_one_arrival_raises_costs_no_other_client_its_own(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, num_raising: int
+) -> None:
     desk.online("a", "b")
     manifests = [Manifest("up", "street", client, 0, 1, (), encode_facts({})) for client in ("a", "b")]
-    decoded = Mock(side_effect=[MemoryError(), Upload.unpack(Artefacts({}, {}))])
+    decoded = Mock(side_effect=[*[MemoryError()] * num_raising, Upload.unpack(Artefacts({}, {}))])
     monkeypatch.setattr("replayfleet.aggregator.sync.uploads.decode_upload", decoded)
+    arrivals = [Arrived(one.client_id, "0" * 32, one, 9) for one in manifests]
     with pytest.raises(MemoryError):
-        desk.hears(*(Arrived(one.client_id, "0" * 32, one, 9) for one in manifests), now=1.0)
-    assert desk.courier.verdicts == [("a", False), ("b", True)]
+        desk.hears(*arrivals[:1] * num_raising, arrivals[1], now=1.0)
+    assert desk.courier.verdicts == [*[("a", False)] * num_raising, ("b", True)]
 
 
 def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
