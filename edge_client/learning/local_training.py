@@ -161,7 +161,7 @@ class LocalTraining:
         job: in work, or None.
         course: what the budget makes of it, or made of the one before; None until it is known.
         problem: why the latest round wasn't trained; empty if it was, or is in work.
-        num_restarts: processes that replaced one that had died.
+        num_restarts: processes that died, each of which another one replaces.
         num_shortened: rounds that were trained in part.
     """
 
@@ -265,7 +265,6 @@ class LocalTraining:
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
             self.start(now)
-            self.num_restarts += self._trainer is not None
 
     def pause(self, *, paused: bool) -> None:
         """Let the process stand still, or go on; one without a job always goes on."""
@@ -316,6 +315,7 @@ class LocalTraining:
         delay_s = self._backoff.next_s()
         self._restart_at = now + delay_s
         self._deaths += 1
+        self.num_restarts += 1
         log.warning("training process died", code=event.code, round=self.round, restart_in_s=delay_s)
         if self.job is None or self._deaths < self._max_attempts:
             return None
