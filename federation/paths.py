@@ -59,13 +59,17 @@ def without_machine(words: Iterable[str]) -> list[str]:
     return [re.sub(r"(^|(?<==))/.*", lambda absolute: Path(absolute[0]).name, word, count=1) for word in words]
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
     """Open a file, and nothing that one might wait for: what writes into a pipe may never come.
+
+    Args:
+        path: of the file.
+        links: whether it may be a link to one.
 
     Raises:
         OSError: It can't be opened, or is no file.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # whoever has a lease on it, such as a server of files for its client, must let go first

@@ -22,6 +22,7 @@ from support.couriers import FLEET, Clock, End
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport import claims
 from replayfleet.federation.wire.transport.claims import ClaimStore
+from tests.support.lease import lent
 from tests.support.memory_broker import MemoryBroker
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -192,6 +193,16 @@ def test_a_pipe_in_the_shared_folder_and_a_bundle_that_is_not_there_keep_the_sto
             store.fetch(transfer_id, tmp_path / "fetched", 5).result(timeout=60)
     assert store.usable
     store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
+    assert (tmp_path / "fetched").read_bytes() == b"whole"
+
+
+def test_a_bundle_that_a_server_of_files_has_lent_to_another_machine_is_fetched_once_it_is_given_back(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    store = folder()
+    store.put("a" * 32, [b"whole"]).result()
+    with lent(tmp_path / "store" / FLEET / ("a" * 32)):
+        store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
     assert (tmp_path / "fetched").read_bytes() == b"whole"
 
 

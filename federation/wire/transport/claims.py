@@ -15,7 +15,6 @@ import importlib.util
 import logging
 import os
 import secrets
-import stat
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import open_regular
 
 MIN_BYTES = 64 << 10
 """Smaller bundles are through before a store has answered."""
@@ -226,13 +226,12 @@ class ClaimStore:
         place = f"{folder}/{transfer_id}"
         if not self._is_shared:
             return cast("IO[bytes]", files.open(place, "rb"))
-        if Path(place).is_symlink():
-            raise FileNotFoundError("a link lies there")
-        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise FileNotFoundError("no bundle lies there")
-        return os.fdopen(handle, "rb")
+        try:
+            return open_regular(Path(place), links=False)
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.ELOOP}:
+                raise
+            raise FileNotFoundError("no bundle lies there") from error
 
     def _streamed(self, transfer_id: str, file: IO[bytes], size_bytes: int) -> bool:
         """Fetch piece by piece, which ends in time and in memory whatever the store sends; False: it has no such way.

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import fcntl
-import signal
 from pathlib import Path
 
 import pytest
+from support.lease import lent
 
 from replayfleet.federation.paths import read_regular, without_machine
 
@@ -30,13 +29,5 @@ def test_of_an_absolute_path_a_noted_command_keeps_the_last_name(word: str, note
 def test_a_file_on_which_somebody_has_a_lease_is_read_once_that_is_given_back(tmp_path: Path):
     path = tmp_path / "names.txt"
     path.write_bytes(b"car")
-    with path.open("r+b") as theirs:
-        try:
-            fcntl.fcntl(theirs, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError:
-            pytest.skip("no leases on this file system")
-        before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(theirs, fcntl.F_SETLEASE, fcntl.F_UNLCK))
-        try:
-            assert read_regular(path) == b"car"
-        finally:
-            signal.signal(signal.SIGIO, before)
+    with lent(path):
+        assert read_regular(path) == b"car"
