@@ -87,16 +87,16 @@ def _training(table: CostTable, out: Path | None) -> str:
         lines.append(f"| {row.label} | {' | '.join(texts)} |")
     text = (
         "Cost per training sample = updates * share * epochs * FLOPs; B is 1e9. *Formula* puts the paper's own figures "
-        "in; *ours* puts our modules' FLOPs in, and our updates, where runs below `--out` have the settings `paper`: "
-        "smaller ones train for other epochs and rounds, so their updates are shown and no cost follows from them. A "
-        "note on FLOPs holds for the costs that follow from them. Share: the part of a round's samples that one update "
-        "sees."
+        "in; *ours* puts our modules' FLOPs in, and our updates, where runs below `--out` have the settings `paper` "
+        "and the paper's rounds: others train for other epochs or rounds, so their updates are shown and no cost "
+        "follows from them. A note on FLOPs holds for the costs that follow from them. Share: the part of a round's "
+        "samples that one update sees."
     )
     return _joined([*lines, *footnotes.lines(), "", text])
 
 
 def _row(row: CostRow, table: CostTable, out: Path | None, *, on_flops: str, on_costs: str) -> list[str]:
-    counted = counted_updates(row, table.dataset, out)
+    counted = counted_updates(row, table, out)
     size = _size(row.model, table.series)
 
     def cost(epochs: int, published: str) -> str:
@@ -123,13 +123,13 @@ def _row(row: CostRow, table: CostTable, out: Path | None, *, on_flops: str, on_
     ]
 
 
-def counted_updates(row: CostRow, dataset: str, out: Path | None) -> Counted:
-    """Return a method's update count from its runs on a data set, Expt. 1 before Expt. 2, else the paper's.
+def counted_updates(row: CostRow, table: CostTable, out: Path | None) -> Counted:
+    """Return a method's update count from its runs on a table's data set, Expt. 1 before Expt. 2, else the paper's.
 
-    A generator that is trained in every round has as many updates as the run has rounds.
+    A generator that is trained in every round has as many updates as the run has rounds, the paper's too.
     """
     for scenario in _EXPERIMENTS:
-        results = _results(row.method, dataset, scenario, out)
+        results = _results(row.method, table.dataset, scenario, out)
         if not results:
             continue
         if row.share < 1:
@@ -138,7 +138,9 @@ def counted_updates(row: CostRow, dataset: str, out: Path | None) -> Counted:
             updates = [float(len(result.rounds)) for result in results]
         sizes = f"{count_of(len(results[0].rounds), 'round')}, {count_of(len(results), 'seed')}"
         preset = results[0].run["preset"]
-        return Counted(over_seeds(updates).mean, f"{scenario}, settings {preset}, {sizes}", preset == "paper")
+        is_whole = min(len(result.rounds) for result in results) >= max(one.updates for one in table.rows)
+        at_paper_size = preset == "paper" and is_whole
+        return Counted(over_seeds(updates).mean, f"{scenario}, settings {preset}, {sizes}", at_paper_size)
     return Counted(row.updates, "paper", at_paper_size=True)
 
 

@@ -148,11 +148,12 @@ def test_counts_of_smaller_runs_are_shown_and_only_those_of_the_papers_size_are_
     result["summary"]["sub_generator_updates"] = 10.0
     copy = tmp_path / "runs/pfedgrp/gradual/fashion-mnist/seed-0/result.json"
     copy.parent.mkdir(parents=True)
-    for preset, ours in (("small", "17.758B"), ("paper", "7.1895B")):
-        result["run"]["preset"] = preset
+    rounds = result["rounds"]
+    for preset, times, ours in (("small", 1, "17.758B"), ("paper", 1, "17.758B"), ("paper", 8, "7.1895B")):
+        result["run"]["preset"], result["rounds"] = preset, rounds * times
         copy.write_text(json.dumps(result))
         text = cost_report("7", tmp_path)
         (line,) = [line for line in text.splitlines() if line.startswith("| pFedGRP + WGAN-GP |")]
         assert "| 24.7 / 10 | 0.5 | 200 | 7.2M / 7.19M | 35.568B [" in line
         assert f"] / 17.784B / {ours} |" in line
-        assert line.endswith(f"| gradual, settings {preset}, 20 rounds, 1 seed |")
+        assert line.endswith(f"| gradual, settings {preset}, {20 * times} rounds, 1 seed |")
