@@ -119,6 +119,14 @@ def test_parameters_shrink_to_about_the_published_ratio():
     assert len(data) / len(raw) < 0.9
 
 
+def test_repeats_among_parameters_that_are_chance_make_them_no_larger():
+    raw = float_bytes()[:-3]
+    planes = np.frombuffer(raw, np.uint8).reshape(-1, 4).T.tobytes()
+    chosen, data = compress(raw)
+    assert chosen == "shuffle4-zstd"
+    assert len(data) < len(zstandard.ZstdCompressor(level=1).compress(planes))
+
+
 def test_a_zip_bomb_is_refused_by_its_declared_size():
     bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
     with pytest.raises(MalformedMessage, match="unfolds to 67108864 bytes, declared were 100"):
