@@ -325,8 +325,9 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         "sampler": spec.sampler,
         "num_threads": spec.threads,
     }
-    if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
-        identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
+    device = device_type(simulation.torch_device)
+    if device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
+        identity |= {"torch_device": device, "in_step": simulation.in_step}
     if simulation.attack is not None:
         identity["attack"] = dataclasses.asdict(simulation.attack)
     if simulation.screens:

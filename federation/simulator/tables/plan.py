@@ -120,7 +120,7 @@ class PlannedRun:
 
 def workers_each(num_jobs: int, device_name: str) -> int | None:
     """Return how many clients each of ``num_jobs`` runs trains at a time; None on a GPU, where each run decides."""
-    return max(1, probe().num_cores // max(1, num_jobs)) if device_name == "cpu" else None
+    return max(1, probe().num_cores // max(1, num_jobs)) if device_name.partition(":")[0] == "cpu" else None
 
 
 class Planner:

@@ -22,6 +22,7 @@ from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
+from replayfleet.federation.simulator.tables.plan import workers_each
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 
@@ -94,6 +95,8 @@ def test_a_method_that_cant_train_in_step_trains_one_by_one_and_refuses_to_be_as
     with pytest.raises(SettingsError, match="mfcl with resnet20 can't train in step on fashion-mnist; without"):
         identity(in_step=True)
     assert identity(torch_device="cuda:1") == identity(torch_device="cuda")  # needs no GPU: nothing is run
+    assert identity(torch_device="cpu:0") == identity(), "PyTorch has two names for it"
+    assert workers_each(2, "cpu:0") == workers_each(2, "cpu")
 
 
 def test_as_many_clients_train_at_a_time_as_there_are_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
