@@ -164,8 +164,12 @@ def method_fields(kind: type[Any]) -> list[str]:
 
 
 def default_settings(kind: type[Any]) -> dict[str, Any]:
-    """Return the defaults of a method's settings, which are its paper's."""
-    return {field.name: field.default for field in dataclasses.fields(kind) if field.init and field.name != "task"}
+    """Return the defaults of a method's settings, which are its paper's, as results have them: JSON values."""
+    fields = [field for field in dataclasses.fields(kind) if field.name in method_fields(kind)]
+    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
+    defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING} | made
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(defaults))
+    return plain
 
 
 def check_types(kind: type[Any], overrides: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.settings import (
     SIZES,
     StreamSize,
+    default_settings,
     method_fields,
     method_from,
     settings_of,
@@ -166,6 +167,20 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name():
 
 def test_the_task_is_no_setting():
     assert "task" not in method_fields(METHODS["fedavg"])
+
+
+def test_defaults_are_compared_with_what_results_have():
+    """A package's lists, tables and tuples were told in a table's report as if somebody had changed them."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Yard:
+        task: object
+        steps: int
+        layers: tuple[int, ...] = (64, 32)
+        shares: list[float] = dataclasses.field(default_factory=list)
+        by_class: dict[int, float] = dataclasses.field(default_factory=lambda: {3: 0.5})
+
+    assert default_settings(Yard) == {"layers": [64, 32], "shares": [], "by_class": {"3": 0.5}}
 
 
 def test_the_docs_say_what_small_changes():
