@@ -14,6 +14,7 @@ import msgspec
 
 from replayfleet.federation.atomic import remove_unfinished, write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_parameters
 from replayfleet.federation.service.fleet.later import LATER_SETTINGS
@@ -163,7 +164,7 @@ class Checkpoints:
         """Raise SettingsError unless the folder holds the same run; names what differs."""
         path = self._folder / _RUN
         try:
-            earlier = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            earlier = as_noted_now(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
         except FileNotFoundError:
             raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
         except (OSError, *UNREADABLE) as error:
@@ -191,6 +192,17 @@ class Checkpoints:
             raise SettingsError(
                 f"{self._folder} holds another run: {differs}; resume with {how}, or choose another --out"
             )
+
+
+def as_noted_now(run: dict[str, Any]) -> dict[str, Any]:
+    """Return what defines a run (JSON values) without later settings that change nothing; earlier versions named some.
+
+    A package's method keeps all of its settings, whatever they are called.
+    """
+    settings = run.get("settings")
+    if not isinstance(settings, dict) or run.get("method") not in METHODS:
+        return run
+    return {**run, "settings": {key: one for key, one in settings.items() if LATER_SETTINGS.get(key, ...) != one}}
 
 
 def _options_of(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -27,12 +27,11 @@ from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.paths import RESULT, without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
-from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.words import count_of
 from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart, loss_chart
-from replayfleet.federation.simulator.checkpoints import Checkpoints, holds_rounds, holds_run
+from replayfleet.federation.simulator.checkpoints import Checkpoints, as_noted_now, holds_rounds, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
 from replayfleet.federation.simulator.records import LateChange, kept_accuracy, losses
 from replayfleet.federation.simulator.result import (
@@ -311,12 +310,9 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
 
     Later settings are left out where they change nothing, so that earlier results are still those of the same run.
     """
-    settings = settings_of(simulation.method).items()
     identity = {
         "method": spec.method,
-        "settings": {
-            key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value or spec.method not in METHODS
-        },
+        "settings": settings_of(simulation.method),
         "preset": spec.preset,
         "dataset": spec.dataset,
         "task": plain_task(simulation.dataset.task),
@@ -346,8 +342,7 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity["packages"] = packages
     if spec.dataset in OF_ANY_FILES or spec.dataset not in DATASETS:
         identity["samples"] = digest_of((simulation.dataset.train, simulation.dataset.test))
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
-    return plain
+    return as_noted_now(msgspec.json.decode(msgspec.json.encode(identity)))
 
 
 def _sampler(name: str, method: Any, num_threads: int) -> Sampler:

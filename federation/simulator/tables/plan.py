@@ -24,7 +24,7 @@ from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.paths import RESULT
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
-from replayfleet.federation.simulator.checkpoints import difference
+from replayfleet.federation.simulator.checkpoints import as_noted_now, difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import check_types, method_fields
@@ -367,7 +367,7 @@ def _finished_below(out: Path) -> dict[str, Path]:
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
         with contextlib.suppress(SettingsError):  # a damaged one is made again, from the rounds beside it
-            finished[_without_machine(_key(read_json(path, _Known).run))] = path.parent
+            finished[_without_machine(_key(as_noted_now(read_json(path, _Known).run)))] = path.parent
     return finished
 
 
@@ -375,8 +375,8 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
     """What an unfinished run in this folder was, if there is one."""
     path = folder / _RUN
     if not path.exists():
-        return read_json(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
-    return read_json(path, dict[str, Any])
+        return as_noted_now(read_json(folder / RESULT, _Known).run) if (folder / RESULT).exists() else None
+    return as_noted_now(read_json(path, dict[str, Any]))
 
 
 def _without_machine(key: str) -> str:

@@ -456,6 +456,15 @@ def test_a_round_that_somebody_changed_is_said_in_one_line(fleet_sim: FleetSim, 
     assert err.count("\n") == 1
 
 
+def test_a_run_of_before_that_named_settings_which_change_nothing_is_resumed(fleet_sim: FleetSim, tmp_path: Path):
+    assert simulate(fleet_sim, "--minutes", "0")[0] == 3
+    path = tmp_path / "out" / "state" / "run.json"
+    run = json.loads(path.read_text())
+    for idle, code in ({"beta": 0.5}, 2), ({"beta": 0.0, "serve": "downloaded"}, 0):
+        path.write_text(json.dumps({**run, "settings": {**run["settings"], **idle}}))
+        assert simulate(fleet_sim, "--resume")[0] == code, idle
+
+
 @pytest.mark.parametrize("damaged", ["parts.json", "round-0001.json"])
 def test_a_resumed_run_whose_state_is_damaged_keeps_the_result_that_it_has(
     damaged: str, fleet_sim: FleetSim, tmp_path: Path

@@ -404,6 +404,9 @@ def test_runs_of_versions_that_did_not_note_what_files_held_are_still_known(
     (folder / "state").mkdir(exist_ok=True)
     (folder / "state" / "run.json").write_text(json.dumps(earlier))
     assert "begun" in table(*arguments, "--dry-run")[1]
+    idle = {**earlier["settings"], "serve": "downloaded"}  # which earlier versions named, too
+    (folder / "state" / "run.json").write_text(json.dumps({**earlier, "settings": idle}))
+    assert "begun" in table(*arguments, "--dry-run")[1]
     (folder / "state" / "run.json").write_text(json.dumps({**earlier, "samples": "others"}))
     assert "holds another run: samples was 'others'" in table(*arguments)[2]
 
