@@ -54,6 +54,9 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
 
+KEEPS_S = 2.0
+"""For so long after a job its memory waits for another one, which would ask for it page by page."""
+
 T = TypeVar("T")
 
 
@@ -270,8 +273,8 @@ def main() -> None:
         parent.say(TrainerReady())
         for number, job in enumerate(_jobs(parent)):
             parent.say(answer(job, parent.say))
-            give_memory_back()
             if not number:
+                give_memory_back()
                 gc.freeze()  # torch and our modules stay: later collections needn't look at them, which takes 150 ms
 
 
@@ -304,7 +307,10 @@ def answer(job: AnyJob, say: Callable[[FromTrainer], None] = lambda _: None) -> 
 
 
 def _jobs(parent: Parent) -> Iterator[AnyJob]:
-    """Yield jobs; a thread of its own listens, so that the client's goodbye ends a job in progress too."""
+    """Yield jobs; a thread of its own listens, so that the client's goodbye ends a job in progress too.
+
+    What one took of memory is there for the next, where that comes soon.
+    """
     import queue
     import threading
 
@@ -317,4 +323,8 @@ def _jobs(parent: Parent) -> Iterator[AnyJob]:
 
     threading.Thread(target=listen, name="jobs", daemon=True).start()
     while True:
-        yield jobs.get()
+        try:
+            yield jobs.get(timeout=KEEPS_S)
+        except queue.Empty:  # noqa: PERF203 -- once in a while
+            give_memory_back()
+            yield jobs.get()

@@ -4,6 +4,7 @@ import errno
 import itertools
 import queue
 import sys
+import threading
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from replayfleet.edge_client.learning.local_training import (
     TrainerExited,
     TrainerProcess,
 )
+from replayfleet.edge_client.learning.training import trainer
 from replayfleet.edge_client.learning.training.job import (
     FromTrainer,
     TrainCourse,
@@ -388,3 +390,19 @@ def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
     assert events.get(timeout=60) == TrainerExited(process.pid, 0)
     process.submit(job(4))  # to a process that is gone: no exception, its exit was reported
     process.stop()
+
+
+def test_what_a_job_took_waits_for_the_next_and_is_given_back_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(trainer, "give_memory_back", given_back.set)
+    monkeypatch.setattr(trainer, "KEEPS_S", 3600.0)
+    said: queue.SimpleQueue[TrainJob] = queue.SimpleQueue()
+    jobs = trainer._jobs(Mock(hear=lambda _: said.get()))
+    for number in range(2):
+        said.put(job(number))
+        assert next(jobs) == job(number)
+    assert not given_back.is_set()
+    monkeypatch.setattr(trainer, "KEEPS_S", 0.0)
+    threading.Thread(target=lambda: given_back.wait(60) and said.put(job(2)), daemon=True).start()
+    assert next(jobs) == job(2)
+    assert given_back.is_set()
