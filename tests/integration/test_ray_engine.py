@@ -409,3 +409,12 @@ def test_a_driver_that_is_frozen_is_ended_and_holds_nobody(
 def test_an_engine_that_isnt_known_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="expected here, ray"):
         check_engine(text)
+
+
+def test_a_ray_that_cannot_be_imported_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text("raise TypeError('Descriptors cannot be created directly')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SettingsError, match=r"engine ray: Ray can't be imported \(TypeError: Descriptors"):
+        RayEngine("ray", 1)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from replayfleet.federation.children import child_command, end, ending
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError, told
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 HERE = "here"
@@ -73,7 +73,7 @@ class RayEngine:
         silence_s: after how long without an answer to do the work here.
 
     Raises:
-        SettingsError: Ray isn't installed.
+        SettingsError: Ray isn't installed, or can't be imported.
     """
 
     def __init__(
@@ -87,7 +87,11 @@ class RayEngine:
         silence_s: float = SILENCE_S,
     ) -> None:
         check_engine(address)
-        self._pickled: Any = importlib.import_module("ray.cloudpickle")
+        try:
+            self._pickled: Any = importlib.import_module("ray.cloudpickle")
+        except Exception as error:  # which of its packages don't fit together, say: anything
+            again = "install it anew, or leave --engine out"
+            raise SettingsError(f"engine {address}: Ray can't be imported ({told(error)}); {again}") from error
         self._address, self._num_threads = address, num_threads
         self._command = (address, str(num_workers or 0), str(again_s))
         self._numbers = itertools.count()  # of all tasks: an answer may outlive the call that waited for it
