@@ -192,15 +192,17 @@ class Planner:
 
     def columns(self, table: PaperTable) -> list[Column]:
         """Return the chosen columns."""
+        scenarios, datasets = self._choice.scenarios, self._choice.datasets
         chosen = [
             column
             for column in table.columns
-            if column.scenario in (self._choice.scenarios or [column.scenario])
-            and column.dataset in (self._choice.datasets or [column.dataset])
+            if column.scenario in (scenarios or [column.scenario]) and column.dataset in (datasets or [column.dataset])
         ]
-        if not chosen:
+        known = {name for column in table.columns for name in (column.scenario, column.dataset)}
+        lacking = [f" {name!r}" for name in (*scenarios, *datasets) if name not in known]
+        if lacking or not chosen:
             offered = "; ".join(column.title for column in table.columns)
-            raise SettingsError(f"table {table.number} has no such column; it has {offered}")
+            raise SettingsError(f"table {table.number} has no such column{''.join(lacking[:1])}; it has {offered}")
         return chosen
 
     def run(self, row: Row, column: Column, seed: int) -> PlannedRun:

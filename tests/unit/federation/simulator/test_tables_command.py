@@ -464,6 +464,7 @@ def test_a_setting_that_every_column_has_of_its_own_is_refused(tmp_path: Path):
         (["99"], "unknown table '99'"),
         (["1", "--methods", "nudg"], "unknown method 'nudg'; did you mean 'nudge'?"),
         (["1", "--scenario", "extreme"], "table 1 has no such column"),
+        (["1", "--dataset", "fashion-mnist,cifar10"], "table 1 has no such column 'cifar10'"),
         (["1", "--methods", "pfedgrp-ddpm", "--dataset", "fashion-mnist"], "no number of pFedGRP + DDPM on Expt. 1"),
         (["1", "--seeds", "a"], "expected whole numbers with commas between"),
         (["1", "--seeds", ","], "--seeds is empty"),
