@@ -20,7 +20,7 @@ RESULT = "result.json"
 
 
 def given_path(text: str) -> Path:
-    """Return a path that somebody wrote.
+    """Return a path that somebody wrote, with ``~`` filled in: no shell does in files, in variables or behind ``=``.
 
     Raises:
         ValueError: It is empty, which would be the current folder, or can't be a path.
@@ -31,7 +31,10 @@ def given_path(text: str) -> Path:
         raise ValueError("expected a path, which has no zero bytes")
     path = Path(text)
     try:
+        path = path.expanduser() if text == "~" or text.startswith("~/") else path
         path.absolute()
+    except RuntimeError:
+        raise ValueError(f"{text}: this user has no home of its own; give the whole path") from None
     except FileNotFoundError:
         raise ValueError(f"{text}: the current folder is gone; go to another one, or give the whole path") from None
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.lease import lent
 
-from replayfleet.federation.paths import read_regular, without_machine
+from replayfleet.federation.paths import given_path, read_regular, without_machine
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,12 @@ from replayfleet.federation.paths import read_regular, without_machine
 )
 def test_of_an_absolute_path_a_noted_command_keeps_the_last_name(word: str, noted: str):
     assert without_machine(["fleet-sim", word]) == ["fleet-sim", noted]
+
+
+def test_a_home_is_filled_in_where_no_shell_does(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/vera")
+    assert [given_path(text) for text in ("~", "~/data")] == [Path("/home/vera"), Path("/home/vera/data")]
+    assert [str(given_path(text)) for text in ("~old", "./~/data", "a/~")] == ["~old", "~/data", "a/~"]
 
 
 def test_a_file_on_which_somebody_has_a_lease_is_read_once_that_is_given_back(tmp_path: Path):
