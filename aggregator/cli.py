@@ -148,8 +148,10 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
     """Replace the key with which the aggregator signs; the former one counts for nothing then."""
     from replayfleet.aggregator.trust.release import rotate_key as rotate
     from replayfleet.federation.service.credentials.keys import KEYS
+    from replayfleet.federation.service.data_dir import aggregators, read_owner
     from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
 
+    read_owner(data_dir, aggregators(None))
     version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
     if version > MAX_ROOTS + 1:

@@ -19,7 +19,7 @@ from replayfleet.aggregator.trust.release import are_newer
 from replayfleet.federation.atomic import sync_folder
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.credentials.keys import KEYS
-from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
+from replayfleet.federation.service.data_dir import MARKER, aggregators, claim_data_dir, read_owner
 from replayfleet.federation.service.disk import is_damage
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
 from replayfleet.federation.wire.protocol.tensors import digest as digest_of
@@ -56,12 +56,13 @@ def back_up(data_dir: Path, target: Path) -> Copied:
         target: doesn't exist yet, or is empty.
 
     Raises:
-        SettingsError: There is no run, or ``target`` can't be used. Nothing is left in its place.
+        SettingsError: There is no run, it is of another format, or ``target`` can't be used. Nothing is left there.
     """
     if not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SettingsError(f"{target} is not empty; a backup goes into a new folder")
+    read_owner(data_dir, aggregators(None))
     _check_apart(target, data_dir)
     with _in_place_of(target) as fresh:
         return _copied_in_tries(data_dir, fresh, target, TRIES)
@@ -77,7 +78,8 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False, as_spare: bo
         as_spare: in the epoch of the backup, so that it stands by while the one that was backed up leads.
 
     Raises:
-        SettingsError: No backup, a damaged one, or a data dir that isn't empty or is in use. Nothing was changed.
+        SettingsError: No backup, one of another format, a damaged one, or a data dir that isn't empty or is in use.
+            Nothing was changed.
     """
     fleet = _check(backup)
     _check_apart(data_dir, backup)
@@ -123,6 +125,7 @@ def _check(backup: Path) -> str:
     """Return the fleet's name of a backup that is whole."""
     if not (backup / DATABASE).is_file() or not (backup / MARKER).is_file():
         raise SettingsError(f"{backup} is no backup of an aggregator; expected {DATABASE} and {MARKER} in it")
+    read_owner(backup, aggregators(None))
     with contextlib.closing(_opened(backup)) as store:
         spec = store.spec()
         for digest in sorted(store.referenced()):

@@ -22,6 +22,9 @@ STATUS_FILE = "status.json"
 """Of a client."""
 LOCK = "lock"
 
+_OTHER_FORMAT = (
+    "use the version of Replayfleet that wrote it, or move it away and put back what was saved before that version"
+)
 _GLANCE_S = 0.05
 """Longer than ``in_use`` holds a lock to see whether it is held, on a machine with time for it."""
 
@@ -147,7 +150,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
     """Whether ``path`` carries the marker of exactly this owner; False if it carries none.
 
     Raises:
-        SettingsError: It belongs to somebody else, or isn't a readable folder.
+        SettingsError: It belongs to somebody else, is of another format, or isn't a readable folder.
     """
     if not path.is_dir():
         raise SettingsError(f"data dir {path}: not a folder; choose another with --data-dir")
@@ -175,7 +178,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
         if found.get(key) != wanted:
             raise SettingsError(
                 f"data dir {path}: belongs to {key} {found.get(key)!r}, this process is of {key} {wanted!r}; "
-                "choose another with --data-dir"
+                f"{_OTHER_FORMAT if key == 'format' else 'choose another with --data-dir'}"
             )
     return True
 

@@ -9,9 +9,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.client_world import TASK
 from support.tiny_fleet import TinyFleet
 
+from replayfleet.aggregator import cli
 from replayfleet.aggregator.control.growing import add_classes
 from replayfleet.aggregator.members.enrolment import Terms, opened
 from replayfleet.aggregator.members.table import Issued, Members
@@ -213,6 +215,23 @@ def test_what_is_no_backup_or_a_damaged_one_is_refused_and_nothing_is_made(fleet
     with pytest.raises(SettingsError, match="missing or damaged"):
         restore(tmp_path / "backup", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_what_another_version_wrote_in_another_format_is_left_as_it_is(fleet: TinyFleet, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    back_up(tmp_path / "fleet/aggregator", later)
+    fleet.close()
+    (later / "fleet.json").write_text('{"format": 2, "fleet": "tiny-fleet", "role": "aggregator", "owner": ""}')
+    shutil.rmtree(later / "keys")
+    Releases(later / "keys")
+    before = sorted(later.rglob("*"))
+    with pytest.raises(SettingsError, match="format 2, this process is of format 1; use the version"):
+        restore(later, tmp_path / "new")
+    with pytest.raises(SettingsError, match="format 2, this process is of format 1; use the version"):
+        back_up(later, tmp_path / "new")
+    found = CliRunner().invoke(cli.cli, ["rotate-key", "--data-dir", str(later)])
+    assert "format 2, this process is of format 1; use the version" in str(found.exception)
+    assert (sorted(later.rglob("*")), (tmp_path / "new").exists()) == (before, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

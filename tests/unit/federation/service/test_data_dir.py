@@ -36,7 +36,7 @@ def test_a_data_dir_of_another_format_is_refused_and_left_alone(tmp_path: Path):
     marker = tmp_path / "fleet.json"
     marker.write_text(json.dumps({"format": FORMAT_VERSION + 1, "fleet": "f", "role": "client", "owner": ""}))
     before = marker.read_bytes()
-    with pytest.raises(SettingsError, match=f"belongs to format {FORMAT_VERSION + 1}"):
+    with pytest.raises(SettingsError, match=f"belongs to format {FORMAT_VERSION + 1}, .*; use the version"):
         claim_data_dir(tmp_path, fleet="f", role="client")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("fleet.json", before)]
 
