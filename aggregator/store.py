@@ -97,9 +97,10 @@ class AggregatorStore:
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         path = folder / DATABASE
+        is_new = not (read_only or path.exists())
         try:
             mode = "ro" if read_only else "rwc"
-            if not read_only and not path.exists():
+            if is_new:
                 with contextlib.suppress(OSError):  # SQLite says why it can't be there
                     os.close(open_file(path, 0o644))
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
@@ -119,6 +120,11 @@ class AggregatorStore:
             kind = ReplayfleetError if passes else SettingsError
             closed = ": can't be opened now; is the disk full?" if passes else ": can't be opened"
             what = " is damaged; restore a backup" if is_damage(error) else closed
+            if is_new and passes:  # half made, the next start would take it for one that was lost
+                with contextlib.suppress(AttributeError):
+                    self._db.close()
+                for half in ("", "-wal", "-shm"):
+                    path.with_name(f"{DATABASE}{half}").unlink(missing_ok=True)
             raise kind(f"{path}{what} ({error})") from error
         self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,6 +271,19 @@ def test_a_database_that_a_full_disk_keeps_closed_is_tried_again(
     with pytest.raises(ReplayfleetError, match="can't be opened now; is the disk full") as caught:
         AggregatorStore(tmp_path, read_only=read_only)
     assert not isinstance(caught.value, SettingsError)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 4096, 16384, 40960])
+def test_a_database_that_a_full_disk_lets_nobody_make_is_made_at_the_next_start(tmp_path: Path, max_bytes: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
+    try:
+        with pytest.raises(ReplayfleetError, match="can't be opened now; is the disk full"):
+            AggregatorStore(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert added_classes(tmp_path) == ()
+    AggregatorStore(tmp_path).close()
 
 
 def test_a_database_that_was_cut_off_to_nothing_is_no_fleet(tmp_path: Path):
