@@ -136,11 +136,11 @@ class Journal:
         line = b"\n" * self._torn + json.dumps(entry, default=str).encode() + b"\n"
         try:
             if self._size + len(line) > self._max_bytes and self._size:
-                self._file.close()
-                path = self._folder / JOURNAL
+                before, path = self._file, self._folder / JOURNAL
                 with contextlib.suppress(FileNotFoundError):  # somebody took it away
                     path.replace(rotated(path))
-                self._open()
+                self._open()  # where that fails the one before takes what still fits, and the next line tries again
+                before.close()
             written = self._file.write(line) or 0
             self._torn, self._size = written != len(line), self._size + written
         except OSError as error:

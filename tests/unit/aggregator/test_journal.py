@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,6 +89,21 @@ def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
         assert rounds[0] in journal.numbers("round opened", "round"), "also in the file that was put aside"
         journal.add("after a restart")
     assert kinds(tmp_path)[-1] == "after a restart"
+
+
+def test_a_disk_without_room_for_the_next_file_ends_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[OSError] = []
+    with Journal(tmp_path, refused.append, max_bytes=100) as journal:
+        journal.add("first")
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+            journal.add("lost", text="x" * 100)
+        journal.add("fits")
+        journal.add("second", text="x" * 100)
+    assert [error.errno for error in refused] == [errno.ENOSPC]
+    assert [entry["event"] for entry in read_journal(tmp_path)] == ["first", "fits", "second"]
 
 
 def test_what_a_start_asks_of_a_full_journal_decodes_no_other_events(
