@@ -310,13 +310,12 @@ class ClientService:
         self.loop.guarded("tick", self.client.tick, now)
         self._brake.tick(now)
         self._follow()
-        state, connected = self._state(), self.loop.connected
-        if now - self._looked_at >= LOOK_EVERY_S or (connected and not self._presence.tells(state)):
+        state = self._state()
+        speaks = self.loop.connected and self._presence.is_due(state, now)
+        if now - self._looked_at >= LOOK_EVERY_S or speaks:
             self._look(now)  # what is said of a round is of that round: labels, and how its model answers
-        if connected:
-            presence = self._presence.due(state, now)
-            if presence is not None:
-                self.loop.say(self._presence.topic, presence, retain=True)
+        if speaks:
+            self.loop.say(self._presence.topic, self._presence.say("online", state, now), retain=True)
         if now - self._status_at >= STATUS_EVERY_S:
             self._write_status(now)
 

@@ -14,9 +14,12 @@ from replayfleet.federation.wire.transport.interfaces import Will
 
 Status = Literal["online", "sleeping", "stopped"]
 
+PASSING_S = 0.5
+"""A phase that is over sooner is passed over, but where it came with another round or model."""
+
 
 class PresenceClock:
-    """Decides when to speak: at every change, and every ``HEARTBEAT_S``.
+    """Decides when to speak: at every change that lasts, and every ``HEARTBEAT_S``.
 
     Args:
         fleet: fleet name.
@@ -72,13 +75,11 @@ class PresenceClock:
         )
         return Will(self.topic, encode(gone), retain=True)
 
-    def tells(self, what: tuple[str, int, int]) -> bool:
-        """Whether the last presence said this (phase, round, serving version)."""
-        return what == self._said
-
-    def due(self, what: tuple[str, int, int], now: float) -> bytes | None:
-        """Return the presence to publish now, or None if the last one still tells all."""
-        return None if self.tells(what) and now - self._said_at < HEARTBEAT_S else self.say("online", what, now)
+    def is_due(self, what: tuple[str, int, int], now: float) -> bool:
+        """Whether to say now that this is the (phase, round, serving version)."""
+        if self._said is None or what[1:] != self._said[1:]:
+            return True
+        return now - self._said_at >= (HEARTBEAT_S if what == self._said else PASSING_S)
 
     def say(self, status: Status, what: tuple[str, int, int], now: float) -> bytes:
         """Return a presence with the next sequence number; ``what`` is (phase, round, serving version)."""
