@@ -162,7 +162,7 @@ class Setting:
             hint = Annotated[hint, self.meta]
         try:
             if is_table and text and not isinstance(value, Mapping):
-                value = split_overrides(value)
+                value = split_overrides(value, called or self.flag)
             found = msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
         except msgspec.ValidationError as error:
             if type(error.__cause__) is ValueError:  # of what decodes paths, which says more
@@ -333,8 +333,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}; nothing was started") from error
 
 
-def split_overrides(texts: Sequence[str]) -> dict[str, str]:
+def split_overrides(texts: Sequence[str], called: str = "--set") -> dict[str, str]:
     """Return ``key=value`` texts as a mapping.
+
+    Args:
+        texts: as they were written.
+        called: what they are called where they were written.
 
     Raises:
         SettingsError: A text has no ``=``, or a key comes twice.
@@ -343,9 +347,9 @@ def split_overrides(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise SettingsError(f"--set {text}: expected KEY=VALUE")
+            raise SettingsError(f"{called} {text}: expected KEY=VALUE")
         if key in overrides:
-            raise SettingsError(f"--set {key} is given twice")
+            raise SettingsError(f"{called} {key} is given twice")
         overrides[key] = value
     return overrides
 

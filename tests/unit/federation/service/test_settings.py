@@ -116,6 +116,8 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
         ("", {}, {"data_root": ""}, "--data: expected a path, not an empty text"),
         ("", {}, {"view": "crop"}, "--view is 'crop', expected whole or crops"),
         ("", {}, {"set": ("a",)}, "--set a: expected KEY=VALUE"),
+        ("", {"REPLAYFLEET_SET": "a"}, {}, "REPLAYFLEET_SET a: expected KEY=VALUE"),
+        ("", {"REPLAYFLEET_SET": "a=1 a=2"}, {}, "REPLAYFLEET_SET a is given twice"),
         (
             "most_threads = 2",
             {},
