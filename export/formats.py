@@ -149,7 +149,7 @@ def chosen_format(name: str | None, device: str | None) -> Format:
         SettingsError: Both are given, or one is unknown.
     """
     if device is None:
-        return find_format(name or DEFAULT_FORMAT)
+        return find_format(DEFAULT_FORMAT if name is None else name)
     if name is not None:
         raise SettingsError("--format and --device are both given, and a device says the format; expected one of them")
     found = fitting(probe()) if device == AUTO else profile(device)

@@ -29,11 +29,13 @@ def refusal(kind: str, name: str, *given: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("onnx-int", "onnx-int8"), ("torchscrpt", "torchscript"), ("FP16", "'onnx-fp16'")]
+    ("wrong", "right"),
+    [("onnx-int", "onnx-int8"), ("torchscrpt", "torchscript"), ("FP16", "'onnx-fp16'"), ("", "onnx-int8")],
 )
 def test_an_unknown_format_gets_the_nearest_name(wrong: str, right: str):
+    """An empty one, of a script whose variable isn't set, was taken for float32."""
     with pytest.raises(SettingsError, match=f"unknown format '{wrong}'.*{right}"):
-        find_format(wrong)
+        chosen_format(wrong, None)
 
 
 def test_a_kind_that_a_format_can_not_hold_gets_the_nearest_format():
