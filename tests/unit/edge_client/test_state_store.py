@@ -144,6 +144,12 @@ def on_probation(folder: Path) -> StateStore:
     return store
 
 
+def test_an_agreement_has_the_name_that_earlier_versions_gave_it() -> None:
+    """With another one a device sets aside what it remembers."""
+    spec = FleetSpec("yard", "fedavg", {"local_epochs": 1}, {"image_size": 28}, 3)
+    assert spec_digest(spec) == "8c569bd4ef5ad14f7136da9679b679b44396d9f0f3e83f93fd3d643017be6d45"
+
+
 def test_two_deaths_of_a_client_on_probation_lead_back_for_good(tmp_path: Path) -> None:
     on_probation(tmp_path)
     assert StateStore(tmp_path).begin() is None, "one death may have been the board's"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 
 from replayfleet.federation.errors import MalformedMessage
-from replayfleet.federation.wire.protocol.codec import decode, encode
+from replayfleet.federation.wire.protocol.codec import decode, encode, encode_manifest
 from replayfleet.federation.wire.protocol.messages import (
     PROTOCOL_VERSION,
     Announcement,
@@ -159,6 +160,20 @@ def test_settings_nested_too_deeply_are_refused():
     frame = b"\x01\x01" + msgspec.msgpack.encode(an_announcement(x=nested))
     with pytest.raises(MalformedMessage, match="deeper than"):
         decode(frame)
+
+
+def test_what_a_later_version_adds_to_a_message_is_passed_over():
+    frame = encode(an_offer())
+    said = msgspec.msgpack.decode(frame[2:])
+    said["later"], said["manifest"]["later"], said["manifest"]["blobs"][0]["later"] = 1, {"a": [1]}, "b"
+    assert decode(frame[:2] + msgspec.msgpack.encode(said)) == an_offer()
+
+
+def test_a_manifest_is_signed_and_known_by_the_bytes_that_earlier_versions_make_of_it():
+    """They pass over a field that they don't know, and find another signature's bytes: no download would be taken."""
+    told = encode_manifest(a_manifest(notice="why"))
+    assert hashlib.sha256(told).hexdigest() == "e82ef01c5f13875e4090593cc9fcafe7d061f4f7fa959cc339482da62d544287"
+    assert a_manifest().mark.hex() == "302452e2d2e2dd50"
 
 
 def test_messages_are_values_that_nobody_changes():
