@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from replayfleet.federation.errors import NothingLearned, ReplayfleetError, Sett
 from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno, is_damage
+from replayfleet.federation.service.jobs import some_go_on
 from replayfleet.federation.service.logs import PATIENCE_S, EventLogger, is_taken, writes_json
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 from replayfleet.federation.service.words import visible
@@ -128,7 +130,7 @@ def run_command(command: click.Command, name: str, handed: object = None) -> NoR
         code = command.main(standalone_mode=False, obj=handed)
     except Exception as error:
         fail(name, error)
-    sys.exit(code if isinstance(code, int) else 0)
+    _leave(code if isinstance(code, int) else 0)
 
 
 def fail(name: str, error: Exception) -> NoReturn:
@@ -138,6 +140,13 @@ def fail(name: str, error: Exception) -> NoReturn:
         sys.exit(2)
     text, code = explained(name, error)
     say(name, text)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End with ``code``, at once where a job goes on: PyTorch aborts a process that ends while it computes."""
+    if some_go_on():
+        os._exit(code)  # all that was said is out, and what is half done is on no record
     sys.exit(code)
 
 

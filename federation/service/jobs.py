@@ -15,6 +15,8 @@ T = TypeVar("T")
 Outcome: TypeAlias = Callable[[float], None]
 """To be called with ``now`` on the loop's thread."""
 
+_given_up: list[threading.Thread] = []
+
 
 class Jobs:
     """Runs slow work one after the other, off the loop's thread, which calls all of this.
@@ -60,6 +62,8 @@ class Jobs:
         self._stopped = True
         self._waiting.put(lambda: lambda now: None)  # wakes the thread
         self._thread.join(self._stop_timeout_s)
+        if self._thread.is_alive():
+            _given_up.append(self._thread)
 
     def _run(self) -> None:
         self._prepare()
@@ -75,6 +79,11 @@ class Jobs:
             outcome(now)
         finally:
             self._pending -= 1
+
+
+def some_go_on() -> bool:
+    """Whether a job goes on that was in progress when its ``Jobs`` stopped."""
+    return any(thread.is_alive() for thread in _given_up)
 
 
 def outcome_of(

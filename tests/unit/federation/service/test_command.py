@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sqlite3
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,3 +171,49 @@ def test_how_a_program_ends_is_said_in_the_form_of_its_logs(capsys: pytest.Captu
 def test_who_is_stopped_by_a_closed_terminal_ends_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "write", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     say("edge-client", "stopped before the end")
+
+
+_COMPUTES = """
+import threading
+
+import click
+import torch
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.command import run_command
+from replayfleet.federation.service.jobs import Jobs
+
+begun = threading.Event()
+
+
+def computes():
+    weights = torch.ones(64, 64, requires_grad=True)
+    while True:
+        (weights @ weights).sum().backward()
+        begun.set()
+
+
+@click.command()
+@click.argument("wrong", type=bool)
+def command(wrong):
+    jobs = Jobs(lambda outcome: None, stop_timeout_s=0.1)
+    jobs.submit(computes, print, print)
+    begun.wait()
+    jobs.stop()
+    click.echo("goodbye")
+    if wrong:
+        raise SettingsError("another aggregator has the keys")
+
+
+run_command(command, "aggregator")
+"""
+
+
+@pytest.mark.parametrize(("wrong", "code", "said"), [("no", 0, ""), ("yes", 2, "aggregator: another aggregator has")])
+def test_a_service_that_ends_while_pytorch_computes_ends_with_its_own_code(wrong: str, code: int, said: str) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", _COMPUTES, wrong]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "goodbye\n")
+    assert ended.stderr.startswith(said)
+    assert "terminate called" not in ended.stderr
