@@ -220,6 +220,10 @@ class RunSpec:
             raise SettingsError("--resume and --overwrite exclude each other")
         if self.attack is None and self.hostile != 1:
             raise SettingsError("--hostile says how many attack; --attack must say how")
+        self.check_overrides()
+
+    def check_overrides(self) -> None:
+        """Raise SettingsError for a setting that is given twice, by an option of its own too."""
         for key, value in split_overrides(self.overrides).items():
             option = _OPTIONS_FOR.get(key)
             if option is not None and getattr(self, option) is not None:

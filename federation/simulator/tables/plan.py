@@ -277,6 +277,7 @@ class Planner:
 
     def _assembled(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> tuple[RunSpec, str]:
         spec = self._spec(name, changes, column, seed)
+        spec.check_overrides()
         wanted = wanted_stream(spec)
         simulation = simulation_of(spec, wanted, self._dataset(column.dataset))
         return spec, _key(identity_of(spec, simulation))
@@ -285,7 +286,7 @@ class Planner:
         choice = self._choice
         method, settings = resolved(name, choice.preset)
         known = _known_settings(method)
-        general = {key: text for key, text in self._overrides.items() if key in known}
+        general = {key: text for key, text in self._overrides.items() if key in known and key not in column.set}
         stream = {key: str(value) for key, value in column.set.items() if key not in _OPTIONS}
         overrides = {**general, **settings, **changes, **stream}
         numbers = {key: int(column.set[key]) for key in _OPTIONS if key in column.set}

@@ -456,6 +456,9 @@ def test_a_setting_that_every_column_has_of_its_own_is_refused(tmp_path: Path):
     assert Planner(choice(tmp_path, overrides=["samples_per_class=3"])).runs(table)
     with pytest.raises(SettingsError, match="--set samples_per_class: all rows or columns of this table set it"):
         Planner(choice(tmp_path, overrides=["samples_per_class=4"])).runs(table)
+    absent = msgspec.structs.replace(table, columns=(msgspec.structs.replace(column, set={"num_absent": 1}),))
+    with pytest.raises(SettingsError, match="--set num_absent: all rows or columns of this table set it"):
+        Planner(choice(tmp_path, overrides=["samples_per_class=3", "num_absent=0"])).runs(absent)
 
 
 @pytest.mark.parametrize(
@@ -474,6 +477,7 @@ def test_a_setting_that_every_column_has_of_its_own_is_refused(tmp_path: Path):
         (["10", "--features", "incept"], "did you mean 'inception'?"),
         (["1", "--features", "inception"], "leave it out for table 1"),
         (["1", "--methods", "centralized", *SIZE, "--set", "strength=much"], "--set strength=much: expected a number"),
+        (["1", "--methods", "nudge", *SIZE, "--set", "num_clients=3"], "--clients and --set num_clients=3 are about"),
         (["1", "--methods", "nudge", *SIZE, "--set", "overlap=a"], "--set overlap=a: expected a whole number"),
         (["1", "--flavour", "x"], "No such option"),
     ],
