@@ -162,22 +162,17 @@ def simulate(
     for name in more:
         if name not in known:
             raise SettingsError(f"simulate has no argument {name!r}{nearest(name, known)}")
-    # NumPy's numbers are numbers
-    more = {name: one.item() if isinstance(one, Real) and hasattr(one, "item") else one for name, one in more.items()}
+    more |= {"method": method, "dataset": dataset, "scenario": scenario, "preset": settings}
+    more = {  # NumPy's numbers and texts are Python's
+        name: one.item() if isinstance(one, (Real, str)) and hasattr(one, "item") else one for name, one in more.items()
+    }
     more |= {name: _path(name, more[name]) for name in ("data_root", "initial") if more.get(name) is not None}
     compared = more.get("compare", ())
     several = [compared] if isinstance(compared, (str, os.PathLike)) else compared
     if not isinstance(several, Iterable):
         raise SettingsError(f"compare is a {type(several).__name__}, expected paths of other runs")
-    spec = RunSpec(
-        method=method,
-        out=out,
-        dataset=dataset,
-        scenario=scenario,
-        preset=settings,
-        overrides=overrides,
-        **{**more, "compare": tuple(_path("compare", one) for one in several)},
-    )
+    more["compare"] = tuple(_path("compare", one) for one in several)
+    spec = RunSpec(out=out, overrides=overrides, **more)
     with _arguments_named(one.flag for one in settings_of(RunSpec).values()):
         spec.check()
         with torch_as_it_comes():

@@ -45,9 +45,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("runs")
     write_fashion_mnist(folder / "data", train_per_class=6, test_per_class=4)
     return replayfleet.simulate(
-        "pfedgrp",
+        np.str_("pfedgrp"),
         out=folder / "out",
-        settings="tiny",
+        settings=np.str_("tiny"),
         set=SMALL,
         clients=np.int64(2),
         rounds=2,
