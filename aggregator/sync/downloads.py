@@ -13,6 +13,7 @@ from replayfleet.aggregator.store import digests_of
 from replayfleet.federation.backoff import Backoff, fleet_backoff
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.waits import Why
 from replayfleet.federation.service.words import count_of
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
@@ -165,7 +166,7 @@ class DownloadDesk:
                 self.provide(client_id, now)
 
     def provide_again(self, now: float) -> None:
-        """Give those who sent the round's download back a new version of it: the round waits for their uploads.
+        """Give who sent the round's download back, or couldn't train from it, a new version: the round waits for them.
 
         What went wrong may have passed (a board without memory, a client that was killed), and whoever serves the
         new version begins to train at once.
@@ -178,7 +179,9 @@ class DownloadDesk:
         manifest = None if store.leaves_out(client_id) else store.download(client_id)
         if manifest is None or manifest.round != self._rounds.index:
             return
-        if manifest.version == self._sent_back.get(client_id):
+        presence = self._parts.presence.last(client_id)
+        failed = presence is not None and presence.reason == Why.TRAINING_FAILED.value
+        if failed or manifest.version == self._sent_back.get(client_id):
             self._again.pop(client_id, None)
             self._offer(store.put_download(manifest), now)
 

@@ -433,6 +433,17 @@ def test_a_deadline_with_too_few_uploads_extends_the_round_and_those_who_refused
     assert desk.coordinator.rounds.phase is Phase.AGGREGATING
 
 
+def test_a_round_that_is_extended_is_tried_again_by_those_who_could_not_train_it(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, min_clients=1)
+    desk.online("a", "b", now=50.0)
+    for client, manifest, _ in list(desk.courier.sent):
+        desk.verdict(client, manifest, accepted=True)
+    failed = Presence("a", "online", "boot", 2, reason="training-failed", why="the training process died 5 times")
+    desk.hears(Received("a", failed), now=55.0)
+    desk.coordinator.tick(60.0)
+    assert desk.offered()[2:] == [("a", 0, 2)]
+
+
 def test_a_rollback_is_noted_once_and_never_about_what_was_not_sent(desk: Desk) -> None:
     desk.online("a")
     told = Received("a", RolledBack("a", 0, 1, -1, "failing"))
