@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from replayfleet.devices.memory import HUGE_PAGES
 from replayfleet.federation.children import Process, child_command, child_environment, end
 
 COMMAND = child_command("replayfleet.edge_client.serving.fork_server")
@@ -136,7 +137,8 @@ class ForkServer:
                     [*self._command, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={"OPENBLAS_NUM_THREADS": "1", **child_environment()},  # threads don't survive a fork
+                    # threads don't survive a fork
+                    env={"OPENBLAS_NUM_THREADS": "1", **HUGE_PAGES, **child_environment()},
                     pass_fds=[theirs.fileno()],
                 )
             self._link = ours

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replayfleet.devices.memory import give_memory_back
+from replayfleet.devices.memory import give_memory_back, no_more_huge_pages
 from replayfleet.edge_client.serving import messages
 from replayfleet.edge_client.serving.area import Area
 from replayfleet.edge_client.serving.loading import LoadedModel, load_model
@@ -69,6 +69,7 @@ def serve(fds: Sequence[int], load: Callable[[Load], LoadedModel] = load_model) 
     job = to_worker(data)
     assert isinstance(job, Load)
     model = _loaded(job, control, load)
+    no_more_huge_pages()
     give_memory_back()  # loading takes twice what serving does
     for lane, memory in zip(fds[1::2], fds[2::2], strict=True):
         area = Area(memory, job.image_shape, model.output_shape)

@@ -129,6 +129,8 @@ def test_a_process_answers_as_its_model_does_to_the_bit_also_in_pieces(colours: 
         with pytest.raises(ValueError, match=r"expected \(B"):
             model(images[:, :1])
         assert model(images[:1]).shape == (1, 3), "a bad question ends nothing"
+        told = Path(f"/proc/{model.pid}/status").read_text(encoding="utf-8")
+        assert "THP_enabled:\t1" not in told, "what loading took and gave back must not come back as large pages"
     finally:
         model.close()
     with pytest.raises(ModelLost, match="let go"):

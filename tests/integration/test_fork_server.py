@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +81,23 @@ def test_each_is_a_process_of_its_own_and_one_that_is_killed_takes_no_other_alon
     assert one.wait(60) == -signal.SIGKILL
     assert other.poll() is None
     other.kill()
+
+
+def test_models_are_loaded_into_large_pages_where_the_system_gives_them_to_who_asks(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    library, version = platform.libc_ver()
+    large = pages.is_file() and "[madvise]" in pages.read_text()
+    if not large or library != "glibc" or [*map(int, version.split("."))] < [2, 35]:
+        pytest.skip("this system gives none, or to everybody")
+    asks = r"\[heap\](?:\n.*)*?\nVmFlags:.* hg\b"
+    process = psutil.Process(start(server, "run").pid)
+    assert re.search(asks, Path(f"/proc/{process.pid}/smaps").read_text())
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    server._end()
+    process = psutil.Process(start(server, "run").pid)
+    assert not re.search(asks, Path(f"/proc/{process.pid}/smaps").read_text()), "an operator's word counts"
 
 
 def test_a_process_has_nothing_of_those_before_it(server: ForkServer) -> None:
