@@ -51,6 +51,7 @@ from replayfleet.federation.streams.datasets import (
     OF_ANY_FILES,
     AnyDataset,
     BoxDataset,
+    Dataset,
     default_image_size,
     load_any_dataset,
 )
@@ -199,6 +200,8 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     wanted = wanted_stream(spec)
     _check_out(spec.out, resume=spec.resume, overwrite=spec.overwrite)
     data = load_any_dataset(spec.dataset, data_root=spec.data_root, image_size=spec.image_size, download=spec.download)
+    if isinstance(data, Dataset):
+        _check_apart(spec.out, data)
     simulation = simulation_of(spec, wanted, data)
     torch_device(spec.torch_device)
     build_task_model(simulation.method.task, device="meta")
@@ -359,6 +362,17 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
             f"sampler {name!r} can't run sub-generators of kind {method.sub_generator!r}; take --sampler eager"
         )
     return onnx_sampler(sub_generator_graph(kind.graph_spec), num_threads)
+
+
+def _check_apart(out: Path, data: Dataset) -> None:
+    """Raise SettingsError for a folder that is a class of the data set, or would be: its charts are pictures too."""
+    names = getattr(data.train.images, "names", ()) if data.name == "folder" else ()
+    folders = [Path(folder) for folder in {name.rpartition("/")[0] for name in names}]
+    if any(out.resolve() == folder.resolve() or out.resolve().parent == folder.parent.resolve() for folder in folders):
+        raise SettingsError(
+            f"out dir {out} lies among the classes of data set {data.name}, and its charts would be pictures of one; "
+            "choose another with --out"
+        )
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:

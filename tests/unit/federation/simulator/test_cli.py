@@ -181,6 +181,18 @@ def test_a_run_on_other_files_is_neither_compared_nor_resumed(fleet_sim: FleetSi
     assert (code, "what data set folder holds has changed since, or an earlier version began it" in err) == (2, True)
 
 
+def test_the_charts_of_a_run_never_become_pictures_of_its_data_set(fleet_sim: FleetSim, tmp_path: Path):
+    pictures = {f"{name}/{i}.png": striped() for name in ("cat", "dog") for i in range(30)}
+    write_tree(tmp_path / "mine", pictures)
+    for part in ("train", "test"):
+        write_tree(tmp_path / "parted" / part, pictures)
+    for data, out in (("mine", "mine/runs"), ("mine", "mine/cat"), ("parted", "parted/train/runs")):
+        code, _, err = simulate(fleet_sim, "--dataset", "folder", "--data-root", data, out=out)
+        assert (code, f"out dir {out} lies among the classes of data set folder" in err) == (2, True)
+    assert simulate(fleet_sim, "--dataset", "folder", "--data-root", "parted", out="parted/runs")[0] == 0
+    assert not [path for path in (tmp_path / "mine").rglob("*") if path.name in {"accuracy.png", "state"}]
+
+
 def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: Path):
     simulate(fleet_sim, "--seed", "1", out="first")
     code, _, err = simulate(fleet_sim, "--compare", tmp_path / "first" / "result.json")
