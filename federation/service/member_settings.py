@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 MIN_TOKEN = 16
 
 
-def _check_store(url: str | None) -> None:
-    if url:
-        check_store(url)
-
-
 log = EventLogger(__name__)
 
 
@@ -77,7 +72,7 @@ class ConnectionSettings:
             CONNECTION,
             metavar="URL",
             unset="all over MQTT",
-            check=_check_store,
+            check=check_store,
         ),
     ] = None
 

@@ -253,6 +253,7 @@ def _written() -> Iterator[Line]:
             (*start, "--source", "a=synthetic://", "--source", "a=synthetic://"),
             (*start, "--device", "jetsen"),
             (*start, "--require-provider", "tensort"),
+            (*start, "--blob-store", ""),
             (*start, "--record", "film.mp3"),
             (*start, "--record", "nowhere/film.webm"),
             (*start, "--config", "nowhere.toml"),
@@ -274,6 +275,7 @@ def _written() -> Iterator[Line]:
     yield from (
         Line("aggregator", words)
         for words in (
+            (*SERVE, "--blob-store", ""),
             (*SERVE, "--min-clients", "2"),
             (*SERVE, "--method", "fedavgg"),
             (*SERVE, "--method", "pfedgrp", "--set", "nothing=1"),
