@@ -19,6 +19,7 @@ import numpy as np
 
 from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.extensions import DATASETS_GROUP, Extended
+from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
@@ -274,7 +275,7 @@ def _own_folders(data_root: Path | None) -> list[Path]:
             raise SettingsError(f"data root {data_root} is no folder; expected one that holds the data set")
         folders.append(data_root)
     if os.environ.get(DATA_ROOT_VARIABLE):
-        folders.append(Path(os.environ[DATA_ROOT_VARIABLE]))
+        folders.append(expanded(os.environ[DATA_ROOT_VARIABLE]))
     return folders
 
 

@@ -103,6 +103,9 @@ def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path:
     monkeypatch.setenv(datasets.DATA_ROOT_VARIABLE, str(tmp_path / "env"))
     assert len(load_dataset("fashion-mnist").train.labels) == 10
     assert len(load_dataset("fashion-mnist", data_root=tmp_path / "own").train.labels) == 30
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(datasets.DATA_ROOT_VARIABLE, "~/env")  # of a unit or an .env file, where no shell fills it in
+    assert len(load_dataset("fashion-mnist").train.labels) == 10
 
 
 def test_a_set_that_is_nowhere_is_refused_with_how_to_get_it(tmp_path: Path):
