@@ -48,6 +48,8 @@ CREATE TABLE IF NOT EXISTS quarantine (
     client TEXT PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 """
 
+_TABLES = _SCHEMA + VERSIONS_TABLE + DEEDS_TABLE
+
 _COMMITTED = "committed"
 _T = TypeVar("_T")
 
@@ -107,7 +109,7 @@ class AggregatorStore:
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                self._db.executescript(_SCHEMA + VERSIONS_TABLE + DEEDS_TABLE)
+                self._db.executescript(_TABLES)
                 make_members_table(self._db)
             elif not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
                 self._db.close()
@@ -115,6 +117,8 @@ class AggregatorStore:
                     f"{path} is damaged; restore a backup: it holds nothing of a fleet. If this fleet never began, "
                     "move it away"
                 )
+            else:
+                self._db.executescript(_not_there_yet(self._db))
         except sqlite3.Error as error:
             passes = disk_errno(error) is not None and (path.is_file() or not (read_only or os.path.lexists(path)))
             kind = ReplayfleetError if passes else SettingsError
@@ -574,6 +578,14 @@ class AggregatorStore:
         )
         self.versions.add(manifest)
         return manifest
+
+
+def _not_there_yet(db: sqlite3.Connection) -> str:
+    """Return what makes, for who only reads, the tables that an earlier version's store gets at its next start."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    every = [one for one in _TABLES.split(";") if one.strip()]
+    missing = [one for one in every if one.split()[5] not in there]
+    return ";".join(one.replace("TABLE IF NOT EXISTS", "TEMP TABLE") for one in missing)
 
 
 def added_classes(data_dir: Path) -> tuple[str, ...]:

@@ -87,9 +87,7 @@ class Versions:
         )
 
     def digests(self) -> set[str]:
-        """Blobs that must stay for them; none in a store of an earlier version that is only read."""
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'versions'").fetchone() is None:
-            return set()
+        """Blobs that must stay for them."""
         rows = self._db.execute("SELECT manifest FROM versions")
         manifests = (msgspec.msgpack.decode(manifest, type=Manifest) for (manifest,) in rows)
         return {entry.digest for manifest in manifests for entry in manifest.blobs}

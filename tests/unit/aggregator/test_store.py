@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import resource
 import sqlite3
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from support.tiny_fleet import tiny_spec
 
 from replayfleet.aggregator.members.table import Issued, Members
+from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, KEEP_ROUNDS, AggregatorStore, StoredArtefacts, added_classes
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
@@ -291,3 +293,16 @@ def test_a_database_that_was_cut_off_to_nothing_is_no_fleet(tmp_path: Path):
     for look in (lambda: AggregatorStore(tmp_path, read_only=True), lambda: added_classes(tmp_path)):
         with pytest.raises(SettingsError, match="is damaged; restore a backup: it holds nothing of a fleet"):
             look()
+
+
+def test_a_store_of_an_earlier_version_is_looked_at_as_it_is(store: AggregatorStore, tmp_path: Path):
+    committed(store, 0, a=down("a"))
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:  # as before anything was signed
+        for name in ("signing_keys", "quarantine", "versions", "deeds", "members"):
+            db.execute(f"DROP TABLE {name}")
+        before = list(db.iterdump())
+    status = read_status(tmp_path)
+    assert (status.round, [client.client for client in status.clients]) == (1, ["a"])
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        assert list(db.iterdump()) == before
