@@ -208,7 +208,7 @@ def as_noted_now(run: dict[str, Any]) -> dict[str, Any]:
 def _options_of(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return with what a run that has other settings is resumed; one that it lacks was as before there was one."""
     was, now = {**LATER_SETTINGS, **was}, {**LATER_SETTINGS, **now}
-    if now.keys() - was.keys():
+    if now.keys() != was.keys():
         return "the version that began it"
     return " ".join(f"--set {name}={was[name]}" for name in sorted(now) if was[name] != now[name])
 
