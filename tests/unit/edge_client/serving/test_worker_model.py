@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.serving import model
+from replayfleet.edge_client.serving.messages import Load
+from replayfleet.edge_client.serving.model import CPU, WorkerModel
+
+JOB = Load("", "", "", (3, 32, 32), 1, CPU, {}, {})
+
+
+def test_a_machine_that_starts_no_process_is_asked_again_after_a_while_and_not_for_every_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, asked = 0.0, []
+
+    def none_left(*_: object) -> None:
+        asked.append(now)
+        raise OSError("no process is left")
+
+    monkeypatch.setattr(model, "ServingProcess", none_left)
+    worker = WorkerModel(JOB, clock=lambda: now)
+    for frame in range(4 * 8):
+        now = frame / 4
+        with pytest.raises(OSError, match="no process is left"):
+            worker(np.zeros((1, 3, 32, 32), np.float32))
+    assert asked == [0.0, 0.25, 0.75, 1.75, 3.75, 7.75]
