@@ -255,6 +255,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             CONSOLE,
             metavar="NAME",
             flags="--console-name",
+            needs="console",
         ),
     ] = ()
 
@@ -265,12 +266,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             CONSOLE,
             metavar="FILE",
             unset="pages are read-only",
+            needs="console",
         ),
     ] = None
     console_tls_cert: Annotated[
-        Path | None, Option("The console's certificate, PEM; needed where other machines reach it.", CONSOLE)
+        Path | None,
+        Option("The console's certificate, PEM; needed where other machines reach it.", CONSOLE, needs="console"),
     ] = None
-    console_tls_key: Annotated[Path | None, Option("The private key of --console-tls-cert, PEM.", CONSOLE)] = None
+    console_tls_key: Annotated[
+        Path | None, Option("The private key of --console-tls-cert, PEM.", CONSOLE, needs="console")
+    ] = None
 
     def __post_init__(self) -> None:
         check_settings(self)

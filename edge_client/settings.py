@@ -184,15 +184,27 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
     ] = ""
     answers_ca: Annotated[
         Path | None,
-        Option("Certificate authority that signed that broker's certificate, PEM.", ANSWERS, unset="the system's"),
+        Option(
+            "Certificate authority that signed that broker's certificate, PEM.",
+            ANSWERS,
+            unset="the system's",
+            needs="answers",
+        ),
     ] = None
     answers_password_file: Annotated[
         Path | None,
-        Option("File with the user on its first line and the password on its second, for that broker.", ANSWERS),
+        Option(
+            "File with the user on its first line and the password on its second, for that broker.",
+            ANSWERS,
+            needs="answers",
+        ),
     ] = None
-    answers_insecure: Annotated[bool, Option("Let others on the way read and forge the answers.", ANSWERS)] = False
+    answers_insecure: Annotated[
+        bool, Option("Let others on the way read and forge the answers.", ANSWERS, needs="answers")
+    ] = False
     home_assistant: Annotated[
-        bool, Option("Announce every camera to Home Assistant, which listens at that broker.", ANSWERS)
+        bool,
+        Option("Announce every camera to Home Assistant, which listens at that broker.", ANSWERS, needs="answers"),
     ] = False
     train: Annotated[
         bool,

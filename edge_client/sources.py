@@ -26,6 +26,7 @@ from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest, told
 from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.settings import settings_of
 from replayfleet.federation.service.words import count_of
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -59,11 +60,11 @@ def source_opener(
     first = parsed[0]
     wanted = learning or LearningSettings()
     if not isinstance(first, CameraUri):  # what would do nothing is refused
-        asked = {name: getattr(wanted, name) for name in ("teacher", "hold_out", "only_classes")}
-        for name in (name for name, value in {"view": wanted.view != "auto", **asked}.items() if value):
-            raise SettingsError(
-                f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
-            )
+        for name, setting in settings_of(LearningSettings).items():
+            if getattr(wanted, name) != setting.default:
+                raise SettingsError(
+                    f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
+                )
     if isinstance(first, DatasetUri):
         from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
 

@@ -209,7 +209,7 @@ def _answers_connector(settings: ClientSettings) -> Connector:
     """Return what connects to the broker that gets answers.
 
     Raises:
-        SettingsError: It can't be used, or its options stand without it.
+        SettingsError: It can't be used.
     """
     from replayfleet.edge_client.operator.answers import Place
 
@@ -230,8 +230,6 @@ def _check_files_and_displays(settings: ClientSettings) -> None:
             raise SettingsError(f"--teacher {settings.teacher}: there is no such file")
     if settings.answers:
         _answers_connector(settings)
-    elif settings.home_assistant or settings.answers_ca or settings.answers_password_file or settings.answers_insecure:
-        raise SettingsError("--home-assistant and the other options of --answers need it: --answers mqtts://HOST/TOPIC")
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import check_film
 

@@ -40,7 +40,9 @@ class LearningSettings:
     ] = ""
     teacher: Annotated[Path | None, Option("ONNX model that labels what nobody else does.", LEARNING)] = None
     teacher_confidence: Annotated[
-        float, Meta(gt=0, le=1), Option("Softmax probability below which the teacher isn't believed.", LEARNING)
+        float,
+        Meta(gt=0, le=1),
+        Option("Softmax probability below which the teacher isn't believed.", LEARNING, needs="teacher"),
     ] = 0.9
     keep_frames_s: Annotated[
         float, Meta(gt=0, le=3600), Option("How long an operator can label a frame after it came.", LEARNING, unit="s")

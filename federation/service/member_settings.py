@@ -132,7 +132,8 @@ class WatchSettings:
         ),
     ] = None
     metrics_token_file: Annotated[
-        Path | None, Option("File with the token that is to be shown at --metrics, on its first line.", ADVANCED)
+        Path | None,
+        Option("File with the token that is to be shown at --metrics, on its first line.", ADVANCED, needs="metrics"),
     ] = None
     json_logs: Annotated[bool, Option("Log JSON, an object a line.", ADVANCED)] = False
 

@@ -64,6 +64,7 @@ class Option:
         check: is called with a value that isn't the default; raises ``SettingsError``, ``MalformedMessage`` or
             ``ValueError``. What needs a heavy module imports it there.
         flags: on the command line, where they aren't made from the field's name.
+        needs: the field without which this one would do nothing, and is refused.
     """
 
     help: str
@@ -73,6 +74,7 @@ class Option:
     metavar: str = ""
     check: Callable[[Any], object] | None = None
     flags: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +226,19 @@ def check_settings(settings: Any) -> None:
     Raises:
         WrongValueError: The first that can't be used.
     """
-    for name, setting in settings_of(type(settings)).items():
-        value = getattr(settings, name)
+    known = settings_of(type(settings))
+    for name, setting in known.items():
+        value, option = getattr(settings, name), setting.option
         setting.convert(value, text=False)
-        if setting.option is not None and setting.option.check is not None and value != setting.default:
-            try:
-                setting.option.check(value)
-            except (ReplayfleetError, ValueError) as error:
-                raise WrongValueError(name, str(error)) from error
+        if option is None or value == setting.default:
+            continue
+        if option.needs and not getattr(settings, option.needs):
+            raise WrongValueError(name, f"{name} does nothing without {known[option.needs].flag}; give both or neither")
+        try:
+            if option.check is not None:
+                option.check(value)
+        except (ReplayfleetError, ValueError) as error:
+            raise WrongValueError(name, str(error)) from error
 
 
 def read_settings(

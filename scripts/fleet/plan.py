@@ -97,13 +97,13 @@ class Yard:
         data = [] if self.data_root is None else ["--data-root", str(self.data_root)]
         clients = {}
         for index, name in enumerate(self.names):
-            source = stream_source(self.preset, index, **sizes, rate=self.rate)
+            source, rules = stream_source(self.preset, index, **sizes, rate=self.rate), data
             if self.source == SYNTHETIC:
+                rules = ["--min-samples", str(_MIN_SAMPLES)]
                 town = list(TOWNS)[index % len(TOWNS)]
                 query = urllib.parse.urlencode({"town": town, "seed": self.seed + index, "rate": self.rate})
                 source = f"synthetic://street?{query}"
-            command = client_command(self.data_dir(name), _FLEET, source)
-            clients[name] = [*command, "--min-samples", str(_MIN_SAMPLES), *data]
+            clients[name] = [*client_command(self.data_dir(name), _FLEET, source), *rules]
         line = child_command("replayfleet.scripts.fleet.tcp_link", "--seed", str(self.seed), program="bad-line")
         return FleetPlan(
             logs=self.logs,

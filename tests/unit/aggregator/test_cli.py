@@ -47,6 +47,10 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--config", "none.toml"], "none.toml: can't be read"),
         (["--console", "8080"], "--console: '8080' is no address; expected HOST:PORT"),
         (["--console", "192.0.2.1:8080"], "console"),  # it is refused by the console's own settings
+        (
+            ["--console-tokens", "t"],
+            "--console-tokens: console_tokens does nothing without --console; give both or neither",
+        ),
         (["--clints", "3"], "No such option '--clints'"),
     ],
 )

@@ -112,6 +112,7 @@ def test_impossible_learning_settings_are_refused(changes: dict[str, object], me
         ("dataset://mnist", LearningSettings(view="whole"), "view is for cameras"),
         ("folder:///srv/images", LearningSettings(hold_out=4), "hold_out is for cameras"),
         ("folder:///srv/images", LearningSettings(only_classes="cat"), "only_classes is for cameras"),
+        ("dataset://mnist", LearningSettings(min_samples=100), "min_samples is for cameras"),
         ("rtsp://host/street", LearningSettings(view="crops"), "no camera here brings boxes; expected 'whole'"),
     ],
 )

@@ -29,6 +29,7 @@ class Edge:
     classes: Annotated[tuple[str, ...], Option("Classes.")] = ()
     stay: Annotated[bool, Option("Stay.")] = False
     data_root: Annotated[Path | None, Option("Data.", flags="--data")] = None
+    data_key: Annotated[str, Option("Key of the data.", needs="data_root")] = ""
     set: Annotated[dict[str, Any], Option("Settings of the method.")] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,6 +125,8 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
             {"threads": "3"},
             "threads is 3, expected at most most_threads, 2 (threads: --threads; most_threads: edge.toml)",
         ),
+        ("data_key = 'k'", {}, {}, "edge.toml: data_key does nothing without --data; give both or neither"),
+        ("", {}, {"data_key": "k"}, "--data-key: data_key does nothing without --data; give both or neither"),
         ("frame_rat = 5", {}, {}, "edge.toml: unknown key 'frame_rat'; did you mean 'frame_rate'?"),
     ],
 )
