@@ -62,6 +62,8 @@ def bound_memory(max_bytes: int) -> None:
     try:
         import resource
 
+        if _status_bytes("RssAnon") >= max_bytes:
+            give_memory_back()  # what the job before took waits for this one
         reserved, held = (_status_bytes(name) for name in ("VmData", "RssAnon"))
     except (ImportError, OSError, ValueError):
         return  # not Linux

@@ -81,6 +81,19 @@ def test_a_bound_below_what_the_process_holds_is_refused_in_words() -> None:
     assert found.endswith("MB before it begins; the round is not trained")
 
 
+def test_what_a_job_took_and_freed_is_not_held_against_the_next_one() -> None:
+    found = run(
+        "from replayfleet.edge_client.learning.training.guard import _status_bytes, bound_memory\n"
+        "pieces = [bytes(100_000) for _ in range(1000)]\n"
+        "for number in range(1, 1000):\n"
+        "    pieces[number - 1] = None\n"  # the last one keeps the C library from giving back those below it
+        "held = _status_bytes('RssAnon')\n"
+        "bound_memory(held - (50 << 20))\n"
+        "print(held - _status_bytes('RssAnon') > 50 << 20)\n"
+    )
+    assert found == "True"
+
+
 def test_a_stopped_training_process_does_not_outlive_a_killed_client(tmp_path: Path) -> None:
     child_script = (
         "import os, signal, sys\n"
