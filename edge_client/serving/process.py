@@ -78,9 +78,10 @@ class ServingProcess:
     def __init__(self, job: Load, start: Start | None = None, load_timeout_s: float = 120.0) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(NUM_LANES)]
-        memories = [memory_file() for _ in pairs]
-        lanes = [fd for (_, their), memory in zip(pairs, memories, strict=True) for fd in (their.fileno(), memory)]
+        memories: list[int] = []
         try:
+            memories.extend(memory_file() for _ in pairs)
+            lanes = [fd for (_, their), memory in zip(pairs, memories, strict=True) for fd in (their.fileno(), memory)]
             self._process = (start or anew())([theirs.fileno(), *lanes])
         except OSError:
             _close([self._link, *(ours for ours, _ in pairs)], memories)
