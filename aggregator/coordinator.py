@@ -24,7 +24,7 @@ from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, told
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
 from replayfleet.federation.wire.protocol.messages import (
@@ -278,6 +278,8 @@ class Coordinator:
             try:
                 pending.extend(self._on_event(pending.pop(0), now))
             except Exception as error:  # noqa: PERF203 -- it costs no other client its own: nothing arrives twice
+                if raised is not None:  # which is told further out
+                    _log.error("unexpected error", while_handling="what came at once", error=told(error))
                 raised = raised or error
         if raised is not None:
             raise raised

@@ -1169,6 +1169,19 @@ def test_what_one_arrival_raises_costs_no_other_client_its_own(
     assert desk.courier.verdicts == [*[("a", False)] * num_raising, ("b", True)]
 
 
+def test_each_error_of_what_arrives_at_once_is_told(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.online("a", "b")
+    manifests = [Manifest("up", "street", client, 0, 1, (), encode_facts({})) for client in ("a", "b")]
+    errors = Mock(side_effect=[MemoryError("the first"), ZeroDivisionError("the second")])
+    monkeypatch.setattr("replayfleet.aggregator.sync.uploads.decode_upload", errors)
+    with pytest.raises(MemoryError, match="the first"):
+        desk.hears(*(Arrived(one.client_id, "0" * 32, one, 9) for one in manifests), now=1.0)
+    (told,) = (record for record in caplog.records if record.message == "unexpected error")
+    assert vars(told)["fields"]["error"] == "ZeroDivisionError: the second"
+
+
 def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
     desk.online("a", "b")
     desk.coordinator.tick(1.0)
