@@ -20,7 +20,6 @@ from paho.mqtt.enums import CallbackAPIVersion
 from replayfleet.edge_client.flow import Answers, Inputs, Picture, Prediction, Shown
 from replayfleet.edge_client.operator.answers import AnswerTopic, Place
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.edge_client.start import _check_files_and_displays
 from replayfleet.federation.errors import SettingsError
 from tests.support.mosquitto import mosquitto, password_file
 from tests.support.waiting import until
@@ -230,12 +229,11 @@ def test_the_fleet_s_password_goes_to_no_other_broker(monkeypatch: pytest.Monkey
 
 
 def test_options_of_answers_need_answers(tmp_path: Path) -> None:
-    settings = ClientSettings(
-        broker="mqtt://127.0.0.1",
-        client_id="a",
-        source="synthetic://",
-        data_dir=tmp_path,
-        home_assistant=True,
-    )
-    with pytest.raises(SettingsError, match="--answers"):
-        _check_files_and_displays(settings)
+    with pytest.raises(SettingsError, match="home_assistant does nothing without --answers"):
+        ClientSettings(
+            broker="mqtt://127.0.0.1",
+            client_id="a",
+            source="synthetic://",
+            data_dir=tmp_path,
+            home_assistant=True,
+        )
