@@ -274,9 +274,9 @@ def _check_names(class_names: tuple[str, ...]) -> None:
             raise ValueError(
                 f"a class is named {name!a:.80}, expected what can be printed in a line, without marks that turn it"
             )
-        if (shown := unicodedata.normalize("NFC", name)) in seen:  # a Mac writes letters and their accents apart
+        if name in seen:
             raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
-        seen.add(shown)
+        seen.add(name)
 
 
 def _check_anchors(anchors: tuple[tuple[float, float], ...]) -> None:

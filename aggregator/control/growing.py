@@ -140,7 +140,7 @@ def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
             + ", ".join(sorted(GROWING))
         )
     known = task_of(spec).class_names
-    check_seen(names)
+    check_seen(names, known)
     for index, name in enumerate(names):
         try:
             name.encode()

@@ -242,6 +242,7 @@ def test_what_extends_an_agreement(tmp_path: Path) -> None:
         (["a\nb"], "class"),
         ([""], "class"),
         (["dark\u200b"], "nobody sees"),
+        (["caf\u00e9", "cafe\u0301"], "look alike"),
     ],
 )
 def test_names_that_are_no_new_classes(names: list[str], said: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Sequence
 
 import msgspec
@@ -21,15 +22,28 @@ _UNSEEN = re.compile(r"[\u200b\u2060\ufeff]|(?<![^\x00-\x7f])[\u200c\u200d]|[\u2
 """Characters without width: names that differ in them look alike. A joiner in a word of Persian, say, is seen."""
 
 
-def check_seen(names: Sequence[str]) -> None:
-    """Refuse names that a fleet is to begin to learn; one that has such names already goes on with them.
+def check_seen(names: Sequence[str], known: Sequence[str] = ()) -> None:
+    """Refuse names that a fleet is to begin to learn beside those known; one that has such already goes on with them.
 
     Raises:
-        SettingsError: A name holds a character that nobody sees.
+        SettingsError: A name holds a character that nobody sees, or looks like another one.
     """
     for name in names:
         if _UNSEEN.search(name):
             raise SettingsError(f"a class is named {name!a:.80}, expected no characters that nobody sees")
+    check_apart(names, known)
+
+
+def check_apart(names: Sequence[str], known: Sequence[str] = ()) -> None:
+    """Refuse a name that is shown as another one, as one from a Mac is, which writes letters and their accents apart.
+
+    Raises:
+        SettingsError: There are two such, of which both are among ``names``, or one.
+    """
+    shown = {unicodedata.normalize("NFC", name): name for name in known}
+    for name in names:
+        if (other := shown.setdefault(unicodedata.normalize("NFC", name), name)) != name:
+            raise SettingsError(f"two classes are named {other!a:.80} and {name!a:.80}, which look alike")
 
 
 def grown_task(task: AnyTaskSpec, names: Sequence[str]) -> AnyTaskSpec:

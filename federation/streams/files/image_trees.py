@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.fleet.growth import check_apart
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.streams.files.picture_files import SUFFIXES, flaw_in, from_files, from_zip
 from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, Parts
@@ -123,6 +124,7 @@ def _class_names(members: Mapping[str, Mapping[str, Sequence[object]]], source: 
         )
     if len(train) < 2:
         raise SettingsError(f"{source} holds {len(train)} classes of images, expected at least 2 as {expected}")
+    check_apart(sorted(train))
     return tuple(sorted(train))
 
 

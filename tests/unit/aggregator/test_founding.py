@@ -115,12 +115,18 @@ def test_a_setting_that_came_later_and_changes_nothing_is_not_sent_to_devices_of
     assert off.settings["smooth_share"] == 0.0, "its default is another one, which some earlier versions would take"
 
 
-def test_a_fleet_begins_with_names_that_are_seen_and_one_of_before_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["dark", "dark\u200b"], "characters that nobody sees"), (["caf\u00e9", "cafe\u0301"], "which look alike")],
+)
+def test_a_fleet_begins_with_names_that_are_seen_and_one_of_before_goes_on(
+    names: list[str], said: str, tmp_path: Path
+) -> None:
     world = World(tmp_path)
-    task = {**world.spec.task, "class_names": ["dark", "dark\u200b"]}
+    task = {**world.spec.task, "class_names": names}
     world.fleet = dataclasses.replace(world.fleet, spec=msgspec.structs.replace(world.spec, task=task))
     store, blobs = opened(tmp_path)
-    with pytest.raises(SettingsError, match="characters that nobody sees"):
+    with pytest.raises(SettingsError, match=said):
         take_up(store, blobs, world.fleet)
     store, blobs = opened(tmp_path)
     assert store.spec() is None

@@ -527,6 +527,14 @@ def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path: Path):
     assert (images == np.array([9, 8, 7])).all()
 
 
+def test_two_class_folders_whose_names_look_alike_are_refused(tmp_path: Path):
+    """A folder that a Mac has copied may be called so beside one of the same name."""
+    names = [f"{name}/{n}.png" for name in ("caf\u00e9", "cafe\u0301") for n in range(2)]
+    write_tree(tmp_path, {name: picture((0, 0, 0)) for name in names})
+    with pytest.raises(SettingsError, match=r"named 'cafe\\u0301' and 'caf\\xe9', which look alike"):
+        load_dataset("folder", data_root=tmp_path)
+
+
 def test_a_class_without_test_images_is_refused(tmp_path: Path):
     write_tree(tmp_path, {f"{name}/1.png": picture((0, 0, 0)) for name in ("train/a", "train/b", "test/a")})
     with pytest.raises(SettingsError, match="class 'b' lacks train or test images"):
