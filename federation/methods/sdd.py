@@ -130,6 +130,7 @@ class SDD(ImageSynthesisMethod):
         session_learning_rate: of the rows of new classes, in a round that brings a client new classes beside replay; 0
             is ``learning_rate``.
         fine_tuning_scale: share of it that everything else has in such a round.
+        old_rows_scale: share of it that rows of old classes have in such a round; 0 is ``fine_tuning_scale``.
         replay_per_class: images of a class that the replay buffer keeps.
         latent_learning_rate: of the latents, which are trained too.
         entropy_weight: lambda_2 of Eq. 10; ``label_weight``, ``batch_norm_weight`` and ``adversarial_weight`` are the
@@ -151,6 +152,7 @@ class SDD(ImageSynthesisMethod):
     replay_weight: float = 1.0
     session_learning_rate: float = 0.0
     fine_tuning_scale: float = 0.001
+    old_rows_scale: float = 0.0
     replay_per_class: int = 100
     latent_learning_rate: float = 0.01
     entropy_weight: float = 1.0
@@ -173,7 +175,7 @@ class SDD(ImageSynthesisMethod):
         checks.one_of(LABELLED_AMONG, self, "labelled_among")
         weights = ["alpha", "beta", "replay_weight", "entropy_weight", "proximal_weight", "activation_weight"]
         checks.within(0.0, math.inf, self, [*weights, "latent_learning_rate", "session_learning_rate"])
-        checks.within(0.0, 1.0, self, ["fine_tuning_scale"])
+        checks.within(0.0, 1.0, self, ["fine_tuning_scale", "old_rows_scale"])
         checks.at_least(1, self, ["replay_per_class"])
 
     def initial_download(self, rng: torch.Generator) -> records.Download:  # type: ignore[override]
@@ -238,14 +240,16 @@ class SDD(ImageSynthesisMethod):
 
     def _gently(self, rows: Tensor) -> Callable[[nn.Module], None]:
         """Return what scales a step of SGD, weight decay included, for all but these rows of the head."""
-        scale, decay = self.fine_tuning_scale, self.weight_decay
+        decay, scale = self.weight_decay, self.fine_tuning_scale
+        old_rows = self.old_rows_scale or scale
 
         def scale_down(module: nn.Module) -> None:
             for name, parameter in module.named_parameters():
                 if parameter.grad is None:
                     continue
                 gradient = parameter.grad.clone()
-                parameter.grad.add_(parameter.detach(), alpha=decay).mul_(scale).sub_(parameter.detach(), alpha=decay)
+                share = old_rows if name in _ROWS else scale
+                parameter.grad.add_(parameter.detach(), alpha=decay).mul_(share).sub_(parameter.detach(), alpha=decay)
                 if name in _ROWS:
                     parameter.grad[rows] = gradient[rows]
 

@@ -165,14 +165,16 @@ def local_round(method: SDD, data: Any = None, **changes: Any) -> dict[str, torc
     return upload.task_parameters
 
 
-def test_in_a_session_all_but_the_rows_of_new_classes_hardly_move() -> None:
+@pytest.mark.parametrize("old_rows_scale", [0.0, 0.5])
+def test_in_a_session_all_but_the_rows_of_new_classes_hardly_move(old_rows_scale: float) -> None:
     start = model()
     method = SDD(task=TOY, **{**QUICK, "momentum": 0.0, "weight_decay": 0.1, "local_epochs": 1})
-    whole, gentle = local_round(method, fine_tuning_scale=1.0), local_round(method, fine_tuning_scale=0.01)
+    whole = local_round(method, fine_tuning_scale=1.0)
+    gentle = local_round(method, fine_tuning_scale=0.01, old_rows_scale=old_rows_scale)
     for name, tensor in gentle.items():
         moved, free = tensor - start[name], whole[name] - start[name]
         if name == "head.weight":
-            torch.testing.assert_close(moved[:2], 0.01 * free[:2], rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(moved[:2], (old_rows_scale or 0.01) * free[:2], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(moved[2:], free[2:])
         elif name == "conv.weight":
             torch.testing.assert_close(moved, 0.01 * free, rtol=1e-3, atol=1e-6)
