@@ -339,6 +339,9 @@ class AggregatorStore:
             self._set_fact("in_vain", self.num_in_vain() + in_vain)
             for client_id in sorted(drafts):
                 self._write_download(drafts[client_id])
+            for client_id in self.roll.revoked:
+                self.versions.forget(client_id)
+                self.drop_download(client_id)
             self._db.execute(
                 "INSERT INTO rounds (round, phase, opened_at) VALUES (?, ?, ?)", (index + 1, Phase.OPEN.value, at)
             )

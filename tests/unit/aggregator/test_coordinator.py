@@ -600,8 +600,8 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     desk.coordinator.tick(3.3)
     assert (desk.coordinator.rounds.index, desk.aggregation.left_out) == (1, {"a"})
     assert [client for client, *_ in desk.offered()] == ["b", "b"]
-    download = desk.store.download("a")
-    assert download.round == 0, "a commit makes none for it"
+    assert desk.store.download("a") is None, "a commit makes none for it, and keeps none"
+    assert desk.store.versions.of("a") == ()
     table.enrol("a", Issued(9, 0.0, 9e9, 9e9), 4.0)
     desk.coordinator.tick(5.0)
     desk.hears(Received("a", Presence("a", "online", "with its new keys", 1)), now=5.0)
