@@ -22,6 +22,7 @@ from replayfleet.export.files import read_file
 from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import NO_ARRAYS, SettingsError, nearest
+from replayfleet.federation.paths import expanded
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 _ARRAYS = ("images", "labels")
@@ -61,11 +62,11 @@ def parse_source(text: str, spec: AnyTaskSpec) -> Source:
     """Return what ``FILE`` or ``CLASS=FILE`` means.
 
     Raises:
-        SettingsError: The class is none of the task's, or a detector was given a sub-generator.
+        SettingsError: It is no path, the class is none of the task's, or a detector was given a sub-generator.
     """
     class_name, separator, path = text.partition("=")
     if not separator or Path(text).exists():
-        return Source(Path(text))
+        return Source(expanded(text))
     if class_name not in spec.class_names:
         raise SettingsError(f"--calibration: unknown class {class_name!r}{nearest(class_name, spec.class_names)}")
     if isinstance(spec, DetectionSpec):
@@ -73,7 +74,7 @@ def parse_source(text: str, spec: AnyTaskSpec) -> Source:
             f"--calibration: {text!r} is a sub-generator, which draws one thing and no picture for a detector; give a "
             "file of images"
         )
-    return Source(Path(path), class_name)
+    return Source(expanded(path), class_name)
 
 
 def read_images(path: Path, spec: AnyTaskSpec) -> Array:

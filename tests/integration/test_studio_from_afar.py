@@ -268,11 +268,12 @@ def test_pictures_are_made_as_small_as_the_broker_takes(yard: Yard) -> None:
     assert sizes[-1] == 0  # it doesn't fit; nobody waits for it in vain
 
 
-def test_how_an_operators_key_is_named(tmp_path: Path) -> None:
+def test_how_an_operators_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = bytes(range(32))
     path = tmp_path / "operator.key"
     path.write_text(key.hex() + "\n")
-    assert operator_key(key.hex()) == operator_key(str(path)) == key
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert operator_key(key.hex()) == operator_key(str(path)) == operator_key("~/operator.key") == key
     path.write_bytes(b"\xef\xbb\xbf" + key.hex().encode() + b"\r\n")  # as Notepad writes it
     assert operator_key(str(path)) == key
     for text in ("", "abc", key.hex()[:-2], str(tmp_path), str(tmp_path / "none"), "zz" * 32, "zz" * 200):

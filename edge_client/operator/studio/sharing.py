@@ -10,7 +10,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +17,7 @@ from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefus
 from replayfleet.edge_client.operator.studio.studio import Studio
 from replayfleet.edge_client.operator.studio.words import MAX_PICTURE_BYTES, Answer, Question, decode_question
 from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.paths import given_path
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.quotas import TokenBucket
 from replayfleet.federation.wire.protocol.codec import is_block
@@ -40,9 +40,9 @@ def operator_key(text: str) -> bytes:
         SettingsError: They don't.
     """
     words = text
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if len(text) != 64 and Path(text).is_file():
-            with Path(text).open(encoding="utf-8-sig") as file:
+    with contextlib.suppress(OSError, ValueError):
+        if len(text) != 64 and (path := given_path(text)).is_file():
+            with path.open(encoding="utf-8-sig") as file:
                 words = file.read(LONGEST_KEY_FILE).strip()
     try:
         key = bytes.fromhex(words)

@@ -102,10 +102,13 @@ def test_a_file_that_is_absent_or_something_else_is_named(tmp_path: Path):
         read_images(tmp_path / "text.txt", TASK)
 
 
-def test_a_source_is_a_file_or_the_sub_generator_of_a_class(tmp_path: Path):
+def test_a_source_is_a_file_or_the_sub_generator_of_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert parse_source("images.npz", TASK).class_name == ""
     source = parse_source("shoe=a=b.safetensors", TASK)
     assert (source.class_name, source.path) == ("shoe", Path("a=b.safetensors"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [parse_source(text, TASK).path for text in ("~/images.npz", "shoe=~/of.safetensors")]
+    assert paths == [tmp_path / "images.npz", tmp_path / "of.safetensors"], "no shell fills in the second"
     odd = tmp_path / "shoe=images.npz"
     odd.touch()
     assert parse_source(str(odd), TASK).class_name == ""
