@@ -31,9 +31,12 @@ class PrecisionRules:
 
 def check_precisions(names: Any) -> None:
     """Raise a SettingsError unless clients can be served all of these."""
-    for name in (names,) if isinstance(names, str) else names:
+    names = (names,) if isinstance(names, str) else names
+    for name in names:
         if name not in (*PRECISIONS, NONE) or name == FP32:
             raise SettingsError(f"precisions {name!r}: expected fp16 or int8, several of them, or none")
+    if NONE in names and len(set(names)) > 1:
+        raise SettingsError(f"precisions {', '.join(names)}: none goes with no other; leave it out, or the others")
 
 
 def allowed_of(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -206,10 +206,10 @@ def test_what_served_parameters_are_is_found_again(world: World) -> None:
     assert digests[rounded.serving.model] == draft.blobs[1].digest
 
 
-@pytest.mark.parametrize("wrong", ["fp32", "int4", ""])
-def test_precisions_that_there_arent_are_refused(wrong: str) -> None:
+@pytest.mark.parametrize("wrong", [("fp32",), ("int4",), ("",), ("none", "fp16")])
+def test_precisions_that_there_arent_or_dont_go_together_are_refused(wrong: tuple[str, ...]) -> None:
     check_precisions(("fp16", "int8"))
     check_precisions("none")
     assert allowed_of(("none",)) == ()
-    with pytest.raises(SettingsError, match="expected fp16 or int8"):
-        check_precisions((wrong,))
+    with pytest.raises(SettingsError, match="expected fp16 or int8|none goes with no other"):
+        check_precisions(wrong)
