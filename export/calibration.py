@@ -33,11 +33,14 @@ class Rounding:
     """How a gated format is made and judged.
 
     Attributes:
-        max_loss_points: what it may lose.
+        max_loss_points: what it may lose, 0 to 100.
         sources: of samples; none for a sub-generator or sampler, which get latents.
         num_samples: to calibrate with.
         seed: of replay, latents and choice.
         held: file of images and labels for the gate.
+
+    Raises:
+        SettingsError: No model could lose so much.
     """
 
     max_loss_points: float
@@ -45,6 +48,10 @@ class Rounding:
     num_samples: int = DEFAULT_SAMPLES
     seed: int = DEFAULT_SEED
     held: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_loss_points <= 100:
+            raise SettingsError(f"--max-loss: {self.max_loss_points} points, expected 0 to 100")
 
 
 @dataclass(frozen=True, slots=True)
