@@ -48,6 +48,7 @@ _WORDS = {
     str: "a text",
     Path: "a path",
     dict: "a table",
+    type(None): "null",
 }
 
 
@@ -380,6 +381,10 @@ def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) 
 
 def in_words(kind: Any) -> str:
     """Return what a value of this type is; empty for types that only msgspec's own message describes."""
+    kinds, _ = _parts(kind)
+    if len(kinds) > 1:
+        words = [in_words(one) for one in kinds]
+        return joined(words) if all(words) else ""
     if typing.get_origin(kind) is not tuple:
         return _WORDS.get(typing.get_origin(kind) or kind, "")
     parts = typing.get_args(kind)

@@ -158,6 +158,8 @@ def test_an_override_that_the_method_cannot_take_is_refused(key: str, value: str
 def test_a_value_of_the_wrong_type_for_the_stream_is_refused():
     with pytest.raises(SettingsError, match="samples_per_class=few"):
         stream_settings("small", "fashion-mnist", 28, {"samples_per_class": "few"}, GIVEN)
+    with pytest.raises(SettingsError, match="num_rounds=none: expected a whole number or null"):
+        stream_settings("small", "fashion-mnist", 28, {"num_rounds": "none"}, GIVEN)
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
