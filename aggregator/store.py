@@ -24,6 +24,7 @@ from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
 from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, Course, Phase
 from replayfleet.federation.atomic import open_file
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.data_dir import aggregators, read_owner
 from replayfleet.federation.service.disk import disk_errno, is_damage
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
 from replayfleet.federation.wire.protocol.messages import COUNTER_BITS, BlobEntry, FleetSpec, Manifest, epoch_of
@@ -93,11 +94,13 @@ class AggregatorStore:
         versions: downloads to which clients can go back.
 
     Raises:
-        SettingsError: The database is damaged, or, to be read only, isn't there.
+        SettingsError: The database is damaged, or, to be read only, isn't there; or the data dir is of another format.
         ReplayfleetError: The disk doesn't let it be opened.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        if folder.is_dir():
+            read_owner(folder, aggregators(None))
         path = folder / DATABASE
         is_new = not (read_only or path.exists())
         try:

@@ -83,9 +83,11 @@ def history(  # one for each option
     """
     from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
     from replayfleet.aggregator.store import DATABASE
+    from replayfleet.federation.service.data_dir import aggregators, fleet_of, read_owner
 
     if not (data_dir / JOURNAL).is_file() and not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {JOURNAL}")
+    read_owner(data_dir, aggregators(None))
     if (viewer is None) != (to is None):
         raise SettingsError("--export and --to belong together; expected for example --export tensorboard --to curves")
     if viewer is not None and to is not None:
@@ -93,7 +95,6 @@ def history(  # one for each option
         if said := [name for name in _SHOWING if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
             raise SettingsError(f"--export writes everything; leave out --{said[0].removeprefix('as_')}")
         from replayfleet.aggregator.control.curves import export
-        from replayfleet.federation.service.data_dir import fleet_of
 
         number = export(read_journal(data_dir), fleet_of(data_dir, None), viewer, to, _founded(data_dir))
         click.echo(f"{count_of(number, 'number')} for {viewer} in {to}")

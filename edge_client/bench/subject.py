@@ -87,16 +87,18 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
         folder: for files that live as long as the measurement.
 
     Raises:
-        SettingsError: No model was ever served there.
+        SettingsError: No model was ever served there, or it is of another format.
     """
     from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
+    from replayfleet.federation.service.data_dir import CLIENTS, read_owner
     from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, spoken
     from replayfleet.federation.wire.transport.blob_store import look_up
 
     if not (data_dir / BLOBS).is_dir():
         raise SettingsError(f"data dir {data_dir}: no client has run there")
+    read_owner(data_dir, CLIENTS)
     held = StateStore(data_dir, read_only=True).held()
     if held is None or held.manifest.serving is None:
         raise SettingsError(f"data dir {data_dir}: nothing is served there yet")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.data_dir import FORMAT_VERSION, read_owner
+from replayfleet.federation.service.data_dir import CLIENTS, read_owner
 
 LEAST_FREE_BYTES = 200 << 20
 LITTLE_FREE_BYTES = 1 << 30
@@ -45,7 +45,7 @@ def look_at_disk(data_dir: Path | None) -> list[Finding]:
 def _marker(data_dir: Path) -> list[Finding]:
     try:
         if data_dir.exists():
-            read_owner(data_dir, {"format": FORMAT_VERSION, "role": "client"})
+            read_owner(data_dir, CLIENTS)
     except SettingsError as error:
         return [failure("disk.data-dir", str(error), "no client starts here until then")]
     return []

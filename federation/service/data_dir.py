@@ -17,6 +17,9 @@ from replayfleet.federation.paths import RESULT, check_folder, read_regular
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
 
+CLIENTS: dict[str, object] = {"format": FORMAT_VERSION, "role": "client"}
+"""What ``read_owner`` expects of a client's data dir, of any fleet."""
+
 MARKER = "fleet.json"
 STATUS_FILE = "status.json"
 """Of a client."""

@@ -229,8 +229,9 @@ def test_what_another_version_wrote_in_another_format_is_left_as_it_is(fleet: Ti
         restore(later, tmp_path / "new")
     with pytest.raises(SettingsError, match="format 2, this process is of format 1; use the version"):
         back_up(later, tmp_path / "new")
-    found = CliRunner().invoke(cli.cli, ["rotate-key", "--data-dir", str(later)])
-    assert "format 2, this process is of format 1; use the version" in str(found.exception)
+    for verb in ("rotate-key", "status", "clients", "history"):
+        found = CliRunner().invoke(cli.cli, [verb, "--data-dir", str(later)])
+        assert "format 2, this process is of format 1; use the version" in str(found.exception), verb
     assert (sorted(later.rglob("*")), (tmp_path / "new").exists()) == (before, False)
 
 

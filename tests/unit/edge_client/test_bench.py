@@ -175,6 +175,13 @@ def test_looking_at_what_a_client_serves_leaves_its_data_dir_as_it_is(tmp_path: 
     assert record.read_bytes() == b"of a later version"
 
 
+def test_a_data_dir_of_another_format_is_not_measured(tmp_path: Path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "fleet.json").write_text('{"format": 2, "fleet": "yard", "role": "client", "owner": "cam-1"}')
+    with pytest.raises(SettingsError, match="format 2, this process is of format 1; use the version"):
+        from_data_dir(tmp_path, tmp_path)
+
+
 def test_a_served_model_that_is_damaged_stays_where_its_client_finds_it(tmp_path: Path):
     """It was removed, and folders were made beside it."""
     blob = tmp_path / "blobs" / "aa" / ("a" * 64)
