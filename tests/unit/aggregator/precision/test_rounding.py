@@ -211,5 +211,5 @@ def test_precisions_that_there_arent_or_dont_go_together_are_refused(wrong: tupl
     check_precisions(("fp16", "int8"))
     check_precisions("none")
     assert allowed_of(("none",)) == ()
-    with pytest.raises(SettingsError, match="expected fp16 or int8|none goes with no other"):
+    with pytest.raises(SettingsError, match=r"expected fp16 or int8|none goes with no other"):
         check_precisions(wrong)
