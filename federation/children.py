@@ -121,6 +121,7 @@ class Child(Generic[A]):
         says: the type of what it says; bounds in it are checked.
         num_bytes: how many bytes follow a line.
         pipe_bytes: that the pipe should hold; 0 for the system's default.
+        input_bytes: that the pipe to it should hold, where who sends may not wait for it; 0 for the system's default.
         errors: where its standard error goes; ours if None.
         environment: what it gets beside ours, which wins.
 
@@ -135,6 +136,7 @@ class Child(Generic[A]):
         *,
         num_bytes: Callable[[A], int] = lambda said: 0,
         pipe_bytes: int = 0,
+        input_bytes: int = 0,
         errors: IO[bytes] | int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -151,9 +153,10 @@ class Child(Generic[A]):
         self.pid = self.process.pid
         self._fd = self._output.fileno()
         os.set_blocking(self._fd, False)
-        if pipe_bytes:
-            with contextlib.suppress(OSError):  # a user's quota of large pipes is used up: smaller ones do
-                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, pipe_bytes)
+        for fd, num_bytes_held in ((self._fd, pipe_bytes), (self._input.fileno(), input_bytes)):
+            if num_bytes_held:
+                with contextlib.suppress(OSError):  # a user's quota of large pipes is used up: smaller ones do
+                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, num_bytes_held)
         self._readable = select.poll()
         self._readable.register(self._fd, select.POLLIN)
         self._decoder: msgspec.json.Decoder[A] = msgspec.json.Decoder(says)

@@ -25,7 +25,7 @@ from replayfleet.edge_client.learning.training.job import (
 )
 from replayfleet.edge_client.serving.proc import idle_since
 from replayfleet.federation.backoff import Backoff
-from replayfleet.federation.children import Child, ChildEnded, ChildLost, child_command, end
+from replayfleet.federation.children import MAX_LINE_BYTES, Child, ChildEnded, ChildLost, child_command, end
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.words import count_of
 
@@ -92,7 +92,9 @@ class TrainerProcess:
 
     def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
         self._on_event = on_event
-        self._child: Child[FromTrainer] = Child(command, FromTrainer)
+        # A job of some hundred classes is longer than the 64 KiB of a pipe, and the process may be stopped: who submits
+        # is the client's loop, which waits for nobody.
+        self._child: Child[FromTrainer] = Child(command, FromTrainer, input_bytes=MAX_LINE_BYTES)
         self.pid = self._child.pid
         self._cpu_s: float | None = None
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)

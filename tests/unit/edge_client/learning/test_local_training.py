@@ -33,7 +33,7 @@ from replayfleet.edge_client.learning.training.job import (
 )
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import Child
-from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 
 def job(round_index: int) -> TrainJob:
@@ -162,8 +162,8 @@ def test_a_process_that_no_thread_can_hear_ends_and_is_tried_again(monkeypatch: 
     """Its round was in work for good here too, beside a process that nobody knew of."""
     children: list[Child[Any]] = []
 
-    def child(*how: Any) -> Child[Any]:
-        children.append(Child(*how))
+    def child(*how: Any, **more: Any) -> Child[Any]:
+        children.append(Child(*how, **more))
         return children[-1]
 
     monkeypatch.setattr(local_training, "Child", child)
@@ -390,6 +390,18 @@ def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
     assert events.get(timeout=60) == TrainerExited(process.pid, 0)
     process.submit(job(4))  # to a process that is gone: no exception, its exit was reported
     process.stop()
+
+
+def test_a_long_job_for_a_process_that_reads_nothing_keeps_nobody_waiting() -> None:
+    process = TrainerProcess(lambda _: None, (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
+    blobs = tuple(BlobEntry(f"sub-generator/{number}", "0" * 64, 1) for number in range(1000))
+    manifest = msgspec.structs.replace(job(3).manifest, blobs=blobs)
+    submits = threading.Thread(target=process.submit, args=(msgspec.structs.replace(job(3), manifest=manifest),))
+    submits.start()
+    submits.join(timeout=30)
+    waits = submits.is_alive()
+    process.kill()
+    assert not waits
 
 
 def test_what_a_job_took_waits_for_the_next_and_is_given_back_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
