@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from replayfleet.federation.errors import told
+from replayfleet.federation.errors import is_out_of_memory, told
 from replayfleet.federation.methods.kit.records import ClientId
 
 MAX_TRIES = 64
@@ -117,9 +117,9 @@ def _tried(
 ) -> tuple[R | None, Exception | None]:
     try:
         return function(uploads), None
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # whatever the method makes of numbers that nobody foresaw
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
         return None, error
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, is_out_of_memory
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.travel import Rounded
@@ -98,7 +98,7 @@ class Publisher:
                 drafts[client] = draft()
             except ArtefactRejected as error:
                 instead = self._former(former, client)
-                if instead is None or _is_shared(downloads, client):
+                if instead is None or _is_shared(downloads, client) or is_out_of_memory(error):
                     raise
                 drafts[client] = draft(instead)
                 if kept is not None:

@@ -44,7 +44,8 @@ def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, m
 def test_torch_says_that_memory_ran_out_in_words_that_are_understood() -> None:
     script = (
         "import torch\n"
-        "from replayfleet.edge_client.learning.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
+        "from replayfleet.edge_client.learning.training.guard import bound_memory, _status_bytes\n"
+        "from replayfleet.federation.errors import is_out_of_memory\n"
         "torch.nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 9, 9)).sum().backward()\n"
         "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "try:\n"

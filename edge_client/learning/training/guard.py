@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from replayfleet.devices.budget import smaller_batch
 from replayfleet.devices.memory import give_memory_back
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, is_out_of_memory
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -25,7 +25,6 @@ NICENESS = 10
 """Serving frames and heartbeats come first."""
 
 _BATCHES = frozenset({"batch_size", "gan_batch_size", "ddpm_batch_size"})
-_OF_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 _SLACK_BYTES = 64 << 20
 """Stacks of threads and the like, which are reserved but hardly used."""
 
@@ -84,20 +83,6 @@ def lift_bound() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: torch says so in a RuntimeError, ONNX Runtime in one of its own.
-
-    oneDNN, which computes torch's convolutions, gives such an error no other words than any that has no reason.
-    """
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error).lower()
-    return text.endswith(_OF_ONEDNN) or any(
-        words in text
-        for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc", "out of memory")
-    )
 
 
 def within_memory(

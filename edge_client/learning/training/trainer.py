@@ -19,12 +19,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from replayfleet.devices.memory import give_memory_back
-from replayfleet.edge_client.learning.training.guard import (
-    bound_memory,
-    is_out_of_memory,
-    within_memory,
-    yield_to_serving,
-)
+from replayfleet.edge_client.learning.training.guard import bound_memory, within_memory, yield_to_serving
 from replayfleet.edge_client.learning.training.job import (
     BLOBS,
     IDLE,
@@ -42,7 +37,7 @@ from replayfleet.edge_client.learning.training.job import (
 from replayfleet.edge_client.learning.training.stored import load_state, remembered, sampler_for, samples_of
 from replayfleet.edge_client.state_store import MAX_COUNTED, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
-from replayfleet.federation.errors import ReplayfleetError, told
+from replayfleet.federation.errors import ReplayfleetError, is_out_of_memory, told
 from replayfleet.federation.imports import without_collections
 from replayfleet.federation.service.artefact_codec import EncodedOnce, encode_artefacts, open_artefacts
 from replayfleet.federation.service.disk import disk_errno

@@ -90,7 +90,10 @@ def test_looking_for_groups_ends_after_its_tries():
     assert len(calls) <= 2 + MAX_TRIES
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), MemoryError()])
+TORCH_SAYS = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), MemoryError(), RuntimeError(TORCH_SAYS)])
 def test_errors_of_disk_and_memory_are_nobodys(error: Exception):
     def attempt(uploads: Mapping[str, int]) -> NoReturn:
         raise error

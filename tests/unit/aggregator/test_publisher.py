@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -119,6 +120,16 @@ def test_a_model_that_all_would_serve_is_refused_for_all(blobs: DiskBlobStore):
     former = publishing.drafts({c: TinyDownload(parameters(1), parameters(9)) for c in "ab"}, 1)
     with pytest.raises(ArtefactRejected):
         publishing.drafts({c: TinyDownload(bad, bad) for c in "ab"}, 2, former)
+
+
+def test_for_want_of_memory_nobody_keeps_a_former_model(blobs: DiskBlobStore):
+    class Starved(TinyExporter):
+        def probe(self, parameters: dict[str, torch.Tensor]) -> NoReturn:
+            raise ArtefactRejected(Reason.LOAD_FAILED, "ONNX Runtime can't load the graph") from MemoryError()
+
+    former = publisher(blobs).drafts({"a": TinyDownload(parameters(1), parameters(9))}, 1)
+    with pytest.raises(ArtefactRejected):
+        publisher(blobs, Starved()).drafts({"a": TinyDownload(parameters(2), parameters(9))}, 2, former)
 
 
 def test_without_a_former_model_a_refusal_stays_one(blobs: DiskBlobStore):

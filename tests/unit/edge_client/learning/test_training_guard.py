@@ -12,12 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from replayfleet.edge_client.learning.training.guard import (
-    OutOfMemory,
-    is_out_of_memory,
-    with_batches_of,
-    within_memory,
-)
+from replayfleet.edge_client.learning.training.guard import OutOfMemory, with_batches_of, within_memory
 from tests.support.processes import is_gone, state_of
 from tests.support.waiting import until
 
@@ -55,7 +50,8 @@ def test_training_yields_cores_and_is_killed_first(idle: bool) -> None:
 def test_memory_beyond_the_bound_is_refused_and_the_process_goes_on() -> None:
     found = run(
         "import numpy as np\n"
-        "from replayfleet.edge_client.learning.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
+        "from replayfleet.edge_client.learning.training.guard import bound_memory, _status_bytes\n"
+        "from replayfleet.federation.errors import is_out_of_memory\n"
         "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "small = np.ones(50 << 20, np.uint8)\n"
         "try:\n"
@@ -160,9 +156,6 @@ def test_memory_that_never_suffices_ends_in_words_and_other_errors_pass() -> Non
     with pytest.raises(RuntimeError, match="shapes differ"):
         within_memory(Mock(side_effect=RuntimeError("shapes differ")), Method(), None)
     assert with_batches_of(Method(), None) == Method()
-    assert not is_out_of_memory(ValueError("memory")), "only what says that an allocation failed"
-    assert is_out_of_memory(RuntimeError("could not create a primitive")), "oneDNN's words"
-    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
 
 
 def test_the_state_of_a_process_can_be_told() -> None:
