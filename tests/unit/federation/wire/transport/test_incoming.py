@@ -116,6 +116,22 @@ def test_blocks_that_come_before_the_decision_wait_for_it(end: End) -> None:
     assert [type(event) for event in end.incoming.accept("cam-1", offer, 0.0)] == [Arrived]
 
 
+def test_of_an_offer_that_is_not_decided_on_no_more_than_the_first_window_waits(tmp_path: Path) -> None:
+    end, data = End(tmp_path, TransferLimits()), blob(3, 10 * 1024)
+    end.incoming.on_offer("cam-1", offer_of(data), 0.0)
+    end.blocks(offer_of(data), data)
+    end.incoming.accept("cam-1", offer_of(data), 0.0)
+    assert end.last().next_missing == 8
+
+
+def test_blocks_wait_for_the_decision_on_no_more_peers_than_may_send(end: End) -> None:
+    for client in ("cam-1", "cam-2", "cam-3"):
+        end.incoming.on_offer(client, offer_of(DATA), 0.0)
+    for client in ("cam-1", "cam-2", "cam-3"):
+        end.blocks(offer_of(DATA), DATA, peer=client)
+    assert end.incoming.useless == {"cam-1": 3}
+
+
 def test_what_is_held_already_arrives_without_a_block(end: End) -> None:
     end.store.put(DATA)
     offer = offer_of(DATA)
@@ -145,6 +161,21 @@ def test_a_refusal_is_repeated_and_ends_the_transfer(end: End) -> None:
     assert not end.store.has(digest_of(DATA))
     assert end.incoming.on_offer("cam-1", offer, 1.0) == []
     assert end.verdict().reason == Reason.WRONG_ROUND.value
+
+
+def test_a_verdict_on_what_one_client_offers_is_not_anothers_that_says_the_same(end: End) -> None:
+    """Transfer ids are the sender's to choose: a stranger would have a member's upload refused."""
+    offer = offer_of(DATA)
+    end.incoming.refuse("stranger", offer, Reason.UNKNOWN_CLIENT.value, "not a member")
+    assert end.incoming.on_offer("cam-1", offer, 0.0) == [Offered("cam-1", offer)]
+
+
+def test_only_the_newest_verdicts_are_remembered(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfleet.federation.wire.transport.incoming.MAX_CONCLUDED", 2)
+    offers = [offer_of(DATA, version=version) for version in (1, 2, 3)]
+    for offer in offers:
+        end.incoming.refuse("cam-1", offer, Reason.WRONG_ROUND.value, "late")
+    assert [len(end.incoming.on_offer("cam-1", offer, 1.0)) for offer in offers] == [1, 0, 0]
 
 
 def test_what_the_bundle_did_not_carry_is_asked_for_more_rarely_but_at_least_every_three_seconds(end: End) -> None:
@@ -229,6 +260,14 @@ def test_a_place_without_a_block_goes_to_a_newcomer_and_its_holder_may_come_agai
     assert isinstance(end.last(), Progress)
     assert ("idle-1", "busy") in [(peer, word.reason) for peer, word in end.said if isinstance(word, Verdict)]
     assert [type(event) for event in end.blocks(offer, DATA, now=IDLE_S)] == [Arrived]
+
+
+def test_whoever_waits_has_its_turn_when_a_place_gets_idle_though_nobody_says_a_word(tmp_path: Path) -> None:
+    end = End(tmp_path, TransferLimits(max_open=1))
+    for client in ("cam-1", "cam-2"):
+        end.incoming.accept(client, offer_of(DATA), 0.0)
+    assert end.incoming.tick(IDLE_S - 0.1) == []
+    assert [(type(event), event.peer) for event in end.incoming.tick(IDLE_S)] == [(Failed, "cam-1"), (Offered, "cam-2")]
 
 
 def test_who_brought_blocks_keeps_its_place_for_five_seconds_and_what_arrived_for_good(end: End) -> None:
