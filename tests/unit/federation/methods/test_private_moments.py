@@ -63,8 +63,30 @@ def test_one_image_changes_what_is_told_by_no_more_than_the_noise_is_made_for() 
     assert 0 < (51 * with_it.mean - 50 * without.mean).norm().item() <= NORM + 1e-3
     # no deviation counts for more than its clipped square
     assert with_it.factor.square().sum().item() <= (NORM / 3) ** 2 + 1e-3
+    far = torch.cat([extreme, -extreme])  # from their mean, each three times as far as a deviation counts
+    assert private_moments(far, 64, noisy(1e-9), rng()).factor.square().sum().item() == pytest.approx(NORM**2 / 9)
     broken = private_moments(torch.cat([images, torch.full((1, *SHAPE), math.nan)]), 64, noisy(1e-9), rng())
     assert broken.mean.isfinite().all()
+
+
+def test_both_sums_have_noise_of_the_size_of_what_one_image_can_change() -> None:
+    """Without it an account would name an epsilon that nothing pays for."""
+    basis, multiplier, rows, columns = low_frequencies(SHAPE), 0.1, *torch.triu_indices(3, 3)
+    told = [private_moments(smooth(400), 8, noisy(multiplier), rng(seed)) for seed in range(50)]
+    sums = torch.stack([400 * basis @ one.mean.to(torch.float64) for one in told])
+    assert (sums - sums.mean(dim=0)).std().item() == pytest.approx(multiplier * NORM, rel=0.05)
+    factors = [one.factor.to(torch.float64) @ basis.T[:, 1:4] for one in told]  # where the images differ
+    products = torch.stack([400 * (factor.T @ factor)[rows, columns] for factor in factors])
+    apart = products - products.mean(dim=0)
+    for entries in (rows == columns, rows != columns):
+        assert apart[:, entries].std().item() == pytest.approx(multiplier * NORM**2 / 9, rel=0.15)
+
+
+def test_deviations_are_from_the_mean_that_is_told_for_the_true_one_is_nobodys_to_know() -> None:
+    image = smooth(1)
+    told = private_moments(image, 8, noisy(0.04), rng())
+    apart = image.flatten() - told.mean  # the image has low frequencies alone
+    assert torch.cosine_similarity(told.factor[0], apart, dim=0).abs() > 0.8
 
 
 def test_a_gaussians_account_has_two_steps_for_each_training() -> None:
