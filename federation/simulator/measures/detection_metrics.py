@@ -125,7 +125,13 @@ def _metric() -> Any:
         raise SettingsError(
             "mean average precision needs torchmetrics and faster-coco-eval; pip install 'replayfleet[detection]'"
         ) from error
-    metric = module.MeanAveragePrecision(backend=_BACKEND, extended_summary=True)
+    # COCO's own numbers: torchmetrics rounds its to float32, and a recall of 3/5 then isn't one of 0.6.
+    metric = module.MeanAveragePrecision(
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+        rec_thresholds=np.linspace(0, 1, 101).tolist(),
+        backend=_BACKEND,
+        extended_summary=True,
+    )
     metric.warn_on_many_detections = False
     return metric
 

@@ -58,6 +58,16 @@ def test_the_area_under_a_known_precision_and_recall_curve():
     assert detection_quality([answers], labels).map50 == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_recall_and_an_overlap_that_a_threshold_names_reach_it():
+    # Three of five cars are found, each in 3/5 of its width and in binary fractions: at 0.5, 0.55 and 0.6.
+    places = [n / 8 for n in range(5)]
+    labels = true(*[(CAR, x + 5 / 128, 0.5, 5 / 64, 0.25) for x in places], padded_to=5)[None]
+    answers = found(*[(CAR, 0.9, x + 3 / 128, 0.5, 3 / 64, 0.25) for x in places[:3]])
+    quality = detection_quality([answers], labels)
+    assert quality.map50 == pytest.approx(61 / 101, abs=1e-9)
+    assert quality.map == pytest.approx(61 / 101 * 3 / 10, abs=1e-9)
+
+
 def test_a_second_box_on_the_same_thing_is_wrong():
     labels = true((CAR, 0.3, 0.5, 0.1, 0.1), (CAR, 0.7, 0.5, 0.1, 0.1))[None]
     twice = found((CAR, 0.9, 0.3, 0.5, 0.1, 0.1), (CAR, 0.8, 0.3, 0.5, 0.1, 0.1), (CAR, 0.7, 0.7, 0.5, 0.1, 0.1))
