@@ -75,7 +75,7 @@ class WorkerModel:
         self._pace_s = 0.0
         self._backoff = Backoff(0.25, 5.0)
         self._not_before = float("-inf")
-        self._refusal = ""  # why the machine started no process last
+        self._refusal = ""  # why none was started last, or none that lived until it had loaded
         self.num_deaths = 0
 
     @property
@@ -93,7 +93,8 @@ class WorkerModel:
 
         Raises:
             ModelLost: The process died or hung; the next call starts another, after a while if it keeps dying.
-            OSError: The machine starts none, with no memory left, say; a later call tries again, after a while.
+            OSError: The machine starts none, with no memory left, say, or it died as it loaded; a later call tries
+                again, after a while.
             ArtefactRejected: A new process refuses the model.
             RuntimeError: The model failed on these images.
         """
@@ -160,7 +161,7 @@ class WorkerModel:
                     raise ModelLost(f"its process died {self._backoff.attempts} times")
             try:
                 fresh = self._start()  # without the lock: who lets the model go waits for nobody's loading
-            except OSError as error:  # each try may cost a second of a core, so not every frame makes one
+            except (OSError, ModelLost) as error:  # each try may cost a second of a core: not every frame makes one
                 self._refusal, self._not_before = str(error), self._clock() + self._backoff.next_s()
                 raise
             self._refusal = ""

@@ -10,24 +10,26 @@ from replayfleet.edge_client.serving import model, process
 from replayfleet.edge_client.serving.messages import Load
 from replayfleet.edge_client.serving.model import CPU, WorkerModel
 from replayfleet.edge_client.serving.process import ServingProcess
+from replayfleet.edge_client.serving.slot import ModelLost
 
 JOB = Load("", "", "", (3, 32, 32), 1, CPU, {}, {})
 
 
-def test_a_machine_that_starts_no_process_is_asked_again_after_a_while_and_not_for_every_frame(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kind", [OSError, ModelLost])
+def test_a_machine_that_starts_no_process_or_kills_each_is_asked_again_after_a_while_and_not_for_every_frame(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked = 0.0, []
 
     def none_left(*_: object) -> None:
         asked.append(now)
-        raise OSError("no process is left")
+        raise kind("no process is left")
 
     monkeypatch.setattr(model, "ServingProcess", none_left)
     worker = WorkerModel(JOB, clock=lambda: now)
     for frame in range(4 * 8):
         now = frame / 4
-        with pytest.raises(OSError, match="no process is left"):
+        with pytest.raises((OSError, ModelLost), match="no process is left"):
             worker(np.zeros((1, 3, 32, 32), np.float32))
     assert asked == [0.0, 0.25, 0.75, 1.75, 3.75, 7.75]
 
