@@ -74,6 +74,15 @@ class Broker:
         assert self.handle.pid is not None
         os.kill(self.handle.pid, signal.SIGKILL)
         self._stack.close()
+        self._handle = None
+
+    def keep(self) -> bool:
+        """Start it again if somebody else ended it, as Linux does where memory runs out; returns whether it did."""
+        if self._handle is None or not self._handle.has_ended():
+            return False
+        self._stack.close()
+        self.start()
+        return True
 
 
 class RunningFleet:
@@ -199,6 +208,8 @@ class RunningFleet:
         """Take what is new: the fleet may end once its run is finished, what runs beside it at any time."""
         if interrupted.is_set():
             raise KeyboardInterrupt
+        if self._broker.keep():
+            self.say("broker: it was ended, and is started again")
         ended = self._children.ended()  # before their journal is read: what they wrote last is in it then
         for event in self._journal.new_events():
             self.record.add(event)

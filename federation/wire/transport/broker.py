@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,11 +56,13 @@ class BrokerHandle:
         url: for ``MqttSession``.
         description: which broker, where, with which limits.
         pid: of a private mosquitto.
+        has_ended: asks whether that was ended.
     """
 
     url: str
     description: str
     pid: int | None = None
+    has_ended: Callable[[], bool] = lambda: False
 
 
 @contextlib.contextmanager
@@ -124,7 +126,7 @@ def _mosquitto(binary: Path, port: int | None) -> Iterator[BrokerHandle]:
         version = ".".join(map(str, _version(str(binary)) or ()))
         text = f"private mosquitto {version} on 127.0.0.1:{used}, without persistence: it ends with this process"
         try:
-            yield BrokerHandle(f"mqtt://127.0.0.1:{used}", text, process.pid)
+            yield BrokerHandle(f"mqtt://127.0.0.1:{used}", text, process.pid, lambda: process.poll() is not None)
         finally:
             _end(process)
 

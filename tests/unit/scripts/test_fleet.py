@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
 import re
+import signal
 import socket
 import socketserver
 import subprocess
@@ -23,6 +25,7 @@ from replayfleet.edge_client.cameras.uri import parse_sources
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.settings import read_settings
+from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.scripts.fleet.__main__ import SMALLER, fleet
 from replayfleet.scripts.fleet.faults import (
     AFTER_S,
@@ -213,6 +216,21 @@ def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
         done = CliRunner().invoke(tcp_link, ["--to", "1", *words])
         assert isinstance(done.exception, SettingsError)
         assert "expected 0 or more" in str(done.exception)
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
+def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_killed_on_purpose_is_not() -> None:
+    with Broker() as broker:
+        url, handle = broker.url, broker.handle
+        assert not broker.keep()
+        assert handle.pid is not None
+        os.kill(handle.pid, signal.SIGKILL)
+        while not handle.has_ended():
+            time.sleep(0.01)
+        assert broker.keep()
+        assert (broker.handle.url, broker.handle.has_ended()) == (url, False)
+        broker.kill()
+        assert not broker.keep()
 
 
 def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:
