@@ -72,7 +72,7 @@ class ServingProcess:
     Raises:
         ModelLost: It died or hung while it loaded.
         ArtefactRejected: It refuses the model.
-        OSError: It can't be started.
+        OSError: It can't be started, or finds no memory for the model.
     """
 
     def __init__(self, job: Load, start: Start | None = None, load_timeout_s: float = 120.0) -> None:
@@ -154,6 +154,8 @@ class ServingProcess:
         except OSError as gone:
             raise ModelLost(f"{ending(self._process, _GOODBYE_S)} while it loaded") from gone
         if isinstance(answer, Refused):
+            if answer.reason == Reason.BUSY.value:
+                raise OSError(answer.detail)
             raise ArtefactRejected(Reason(answer.reason), answer.detail)
         if not isinstance(answer, Loaded):
             raise ModelLost(f"its process answered with {type(answer).__name__}")

@@ -24,7 +24,7 @@ from replayfleet.edge_client.serving.area import Area
 from replayfleet.edge_client.serving.loading import LoadedModel, load_model
 from replayfleet.edge_client.serving.messages import MAX_PACKET_BYTES, Load, Run, in_short, packet, to_worker
 from replayfleet.edge_client.serving.slot import Model
-from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.errors import ArtefactRejected, Reason, is_out_of_memory
 
 _ECHO = bytes.fromhex(
     "08083a3a0a100a017812017922084964656e7469747912046563686f5a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a001011"
@@ -96,6 +96,8 @@ def _loaded(job: Load, control: socket.socket, load: Callable[[Load], LoadedMode
         return load(job)
     except Exception as error:  # runtimes share no exception class
         reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            reason = Reason.BUSY  # the machine's doing, which passes
         detail = error.detail if isinstance(error, ArtefactRejected) else in_short(error)
         _tell(control, messages.Refused(reason.value, in_short(detail)))
         sys.exit(0)

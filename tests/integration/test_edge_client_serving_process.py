@@ -189,6 +189,21 @@ def test_a_model_that_does_not_pass_its_checks_is_never_served_and_frames_flow_o
     made.check_answers({1: 0})
 
 
+def test_a_model_for_which_there_is_no_memory_is_not_refused_but_waits_for_it(
+    colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", "finds no memory")
+    slot = ModelSlot()
+    starved = colours.candidate(1, colours.workers(*DOUBLE))
+    with pytest.raises(OSError, match="none is left for 3 MB"):
+        slot.install(starved)
+    monkeypatch.setenv("MISBEHAVES", "not any more")
+    try:
+        assert slot.install(colours.candidate(1, colours.workers(*DOUBLE))).version == 1
+    finally:
+        slot.clear()
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -29,6 +29,8 @@ def load(job: Load) -> LoadedModel:
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hangs on load":
         time.sleep(HANG_S)
+    if how == "finds no memory":
+        raise MemoryError("none is left for 3 MB")
     loaded = load_model(job)
 
     def run(images: NDArray[np.float32]) -> NDArray[np.float32]:
