@@ -159,6 +159,8 @@ class Guard:
             return (Reason.HUNG if lost.hung else Reason.CRASHED), str(lost)
         except ArtefactRejected as wrong:
             return wrong.reason, wrong.detail
+        except OSError:  # no process is to be had, for this model or any other
+            return None
         except Exception as error:  # runtimes share no exception class
             return Reason.FAILING, f"{type(error).__name__}: {error}"
         return None

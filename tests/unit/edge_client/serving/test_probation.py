@@ -211,6 +211,15 @@ def test_a_guard_asks_for_the_golden_vector_again_and_rolls_back(
     assert slot.last_rollback.reason is reason
 
 
+def test_a_guard_that_finds_no_process_for_the_golden_vector_rolls_nothing_back() -> None:
+    turning = Changing(1, 0, 0)
+    slot, guard = watched(Changing(1, 0, 0), turning, check_every_s=5.0)
+    guard.tick(100.0)
+    turning.logits = OSError("no memory is left")
+    guard.tick(105.0)
+    assert (slot.num_rollbacks, slot.on_probation.version) == (0, 1)
+
+
 def test_a_guard_compares_the_same_picture_with_the_predecessor() -> None:
     slot, guard = watched(Changing(1, 2, 0), Changing(1, 0, 0))
     guard.tick(0.0)
