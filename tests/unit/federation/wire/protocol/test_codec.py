@@ -10,7 +10,26 @@ import pytest
 
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.codec import decode, encode, encode_manifest
+from replayfleet.federation.wire.protocol.limits import (
+    MAX_BLOBS,
+    MAX_BLOCK_BYTES,
+    MAX_BLOCKS,
+    MAX_BUNDLE_BYTES,
+    MAX_COUNTER,
+    MAX_ENCODINGS,
+    MAX_EPOCH,
+    MAX_FACTS_BYTES,
+    MAX_HOLDS,
+    MAX_METADATA_BYTES,
+    MAX_METRICS,
+    MAX_MISSING_RANGES,
+    MAX_PROBE_LOGITS,
+    MAX_ROOTS,
+    MAX_TEXT,
+    check_message,
+)
 from replayfleet.federation.wire.protocol.messages import (
+    MARK_BYTES,
     PROTOCOL_VERSION,
     Announcement,
     BlobEntry,
@@ -22,6 +41,7 @@ from replayfleet.federation.wire.protocol.messages import (
     Presence,
     Probe,
     Progress,
+    Release,
     Report,
     RolledBack,
     Serving,
@@ -131,6 +151,120 @@ def test_what_breaks_a_limit_is_refused_on_both_ways(name: str):
     if not isinstance(message, Block):
         with pytest.raises(MalformedMessage):
             decode(frame)
+
+
+def told(**changes: Any) -> Announcement:
+    return msgspec.structs.replace(an_announcement(), **changes)
+
+
+def a_probe(seed: int = 1, batch_size: int = 1, num_logits: int = 1) -> Offer:
+    return an_offer(
+        manifest=a_manifest(serving=Serving("task", "task", Probe(seed, batch_size, (0.5,) * num_logits, 0.1)))
+    )
+
+
+def of_blobs(*blobs: BlobEntry, **changes: Any) -> Offer:
+    return an_offer(manifest=a_manifest(blobs=blobs, serving=None), **changes)
+
+
+def a_base(base: str, encoding: Any = "packed") -> Offer:
+    return an_offer(parts=(BundlePart(DIGEST, 5000, encoding, base),))
+
+
+MANY, LONG, LARGEST = MAX_COUNTER + 1, "y" * (MAX_TEXT + 1), MAX_BUNDLE_BYTES
+SPEC, OTHERS = an_announcement().spec, [f"{number:064x}" for number in range(MAX_BLOBS + 1)]
+TOO_LONG_METADATA = bytes(MAX_METADATA_BYTES + 1)
+ROLLED_BACK, REPORT, VERDICT = (
+    RolledBack("cam-1", 3, 7, 6, "drifted", "one class"),
+    Report("cam-1", 3, 7, {}),
+    Verdict("aggregator", TRANSFER, 3, 7, False, "too-large", "why"),
+)
+BEYOND: list[tuple[str, Any, dict[str, Any]]] = [
+    ("digest 'ABC'", of_blobs(BlobEntry("task", "ABC", 1), parts=(), block_digests=b""), {}),
+    ("probe seed", a_probe(seed=-1), {}),
+    ("probe batch size", a_probe(batch_size=1025, num_logits=1025), {}),
+    ("number of probe logits", a_probe(num_logits=MAX_PROBE_LOGITS + 1), {}),
+    ("divide into the batch", a_probe(batch_size=2, num_logits=3), {}),
+    ("manifest's version", an_offer(manifest=a_manifest(version=MANY)), {}),
+    ("number of blobs", of_blobs(*(BlobEntry(one, one, 1) for one in OTHERS), parts=(), block_digests=b""), {}),
+    ("size of the facts", an_offer(manifest=a_manifest(facts=bytes(MAX_FACTS_BYTES + 1))), {}),
+    ("notice", an_offer(manifest=a_manifest(notice=LONG)), {}),
+    *(
+        ("size of a release", an_offer(manifest=a_manifest(release=Release(*files))), {})
+        for files in ((TOO_LONG_METADATA, b"x", b"x"), (b"x", b"", b"x"), (b"x", b"x", TOO_LONG_METADATA))
+    ),
+    ("block size", an_offer(), {"block_bytes": MAX_BLOCK_BYTES + 1, "block_digests": bytes(32)}),
+    ("number of parts", an_offer(), {"parts": (BundlePart(DIGEST, 5000, "raw"),) * 3}),
+    ("parts occur twice", an_offer(), {"parts": (BundlePart(DIGEST, 2500, "raw"),) * 2}),
+    ("size of a part", an_offer(), {"parts": (BundlePart(DIGEST, -1, "raw"),)}),
+    (
+        "size of the bundle",
+        an_offer(),
+        {"parts": (BundlePart(DIGEST, LARGEST, "raw"), BundlePart("cd" * 32, 1, "raw"))},
+    ),
+    (
+        "number of blocks",
+        an_offer(),
+        {"parts": (BundlePart(DIGEST, LARGEST, "raw"),), "block_digests": bytes(32 << 18)},
+    ),
+    ("boot id that an offer answers", an_offer(), {"answers": "a/b"}),
+    ("a part's base", a_base("ABC"), {}),
+    ("a base that it can't have", a_base(DIGEST), {}),
+    ("a base that it can't have", a_base("cd" * 32, "zstd"), {}),
+    ("next missing block", Progress("client", TRANSFER, MAX_BLOCKS + 1, (), 8), {}),
+    ("missing ranges", Progress("client", TRANSFER, 0, tuple((n, n) for n in range(MAX_MISSING_RANGES + 1)), 8), {}),
+    ("missing ranges", Progress("client", TRANSFER, 0, ((3, MAX_BLOCKS),), 8), {}),
+    *(
+        ("transfer id", one, {"transfer_id": "abc"})
+        for one in (an_offer(), Want("client", TRANSFER, (DIGEST,)), VERDICT, Block(TRANSFER, 0, b"x"))
+    ),
+    ("verdict's round", VERDICT, {"round": -1}),
+    ("verdict's version", VERDICT, {"version": MANY}),
+    ("upload counts", VERDICT, {"counts_in": -2}),
+    ("verdict's reason", VERDICT, {"reason": LONG}),
+    ("instance", VERDICT, {"instance": "a/b"}),
+    *(("client id", one, {"client_id": "../etc"}) for one in (a_presence(), REPORT, ROLLED_BACK)),
+    ("boot id", a_presence(), {"boot_id": "a/b"}),
+    ("presence's round", a_presence(), {"round": MANY}),
+    ("serving version", a_presence(), {"serving_version": -2}),
+    ("labels that wait", a_presence(), {"labels_waiting": MANY}),
+    ("age of a picture", a_presence(), {"picture_age_s": math.nan}),
+    ("labels that were answered", a_presence(), {"labels_answered": MANY}),
+    *((what, a_presence(), {what: LONG}) for what in ("device", "provider", "phase", "reason", "why", "precision")),
+    ("number of encodings", a_presence(), {"decodes": ("raw",) * (MAX_ENCODINGS + 1)}),
+    ("an encoding's name", told(), {"decodes": (LONG,)}),
+    ("report's version", REPORT, {"version": MANY}),
+    ("number of metrics", REPORT, {"metrics": {str(number): 0.0 for number in range(MAX_METRICS + 1)}}),
+    ("characters in names", REPORT, {"metrics": {f"{number}{'y' * 900}": 0.0 for number in range(40)}}),
+    ("metric's name", REPORT, {"metrics": {LONG: 0.0}}),
+    ("rolled-back round", ROLLED_BACK, {"round": -2}),
+    ("rolled-back version", ROLLED_BACK, {"version": -1}),
+    ("serving version", ROLLED_BACK, {"serving_version": MANY}),
+    ("reason of a roll-back", ROLLED_BACK, {"reason": LONG}),
+    ("fleet", told(), {"spec": msgspec.structs.replace(SPEC, fleet="a/b")}),
+    ("method", told(), {"spec": msgspec.structs.replace(SPEC, method="a/b")}),
+    ("run seed", told(), {"spec": msgspec.structs.replace(SPEC, run_seed=-1)}),
+    ("task fields", told(), {"spec": msgspec.structs.replace(SPEC, task={"image_size": math.inf})}),
+    ("instance", told(), {"instance": "a/b"}),
+    ("epoch", told(), {"epoch": MAX_EPOCH + 1}),
+    ("announced round", told(), {"round": MANY}),
+    ("late rounds", told(), {"late_rounds": -1}),
+    ("what is held", told(), {"holds": bytes(MARK_BYTES * (MAX_HOLDS + 1))}),
+    ("who is excluded", told(), {"excluded": bytes(MARK_BYTES + 1)}),
+    ("who is shut out", told(), {"shut_out": bytes(MARK_BYTES - 1)}),
+    ("number of roots", told(), {"roots": (b"x",) * (MAX_ROOTS + 1)}),
+    ("size of a root", told(), {"roots": (TOO_LONG_METADATA,)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "message", "changes"), BEYOND, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_each_bound_is_the_one_that_is_named(what: str, message: Any, changes: dict[str, Any]):
+    """Of what breaks but one bound the error says which, so none of them can be left out."""
+    changed = msgspec.structs.replace(message, **changes)
+    with pytest.raises(MalformedMessage, match=what):
+        check_message(changed)
 
 
 @pytest.mark.parametrize(
