@@ -59,7 +59,10 @@ def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former
     assert fleet.takes(before, "state")
     fleet.ring.keep("cam-1")
     assert fleet.store.signing_key("cam-1") == before.public_key
+    with pytest.raises(MalformedMessage, match="another key"):
+        fleet.takes(after, "up")  # before it says that it is there
     assert fleet.takes(after, "state")
+    assert fleet.takes(after, "up"), "before it confirmed anything"
     fleet.ring.keep("cam-1")
     assert fleet.store.signing_key("cam-1") == after.public_key
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
-from replayfleet.federation.wire.transport.seal import KEEP_FLOOR_EVERY_US, OVERHEAD_BYTES, Kind, Signer, Voices, unseal
+from replayfleet.federation.wire.transport.seal import (
+    KEEP_FLOOR_EVERY_US,
+    MAX_TIME_US,
+    OVERHEAD_BYTES,
+    Kind,
+    Signer,
+    Voices,
+    unseal,
+)
 from tests.support.voices import TakesAll
 
 TOPIC = topic_of("yard", "control", "cam-1")
@@ -125,5 +133,34 @@ def test_a_disk_that_takes_no_time_stops_nobody_from_speaking(tmp_path: Path) ->
 def test_what_is_remembered_of_speakers_is_bounded(voices: Voices) -> None:
     key = Ed25519PrivateKey.generate()
     for _ in range(50):
-        assert heard(voices, Signer(key).seal(TOPIC, FRAME)) == FRAME
+        said = Signer(key).seal(TOPIC, FRAME)
+        assert heard(voices, said) == FRAME
+        assert heard(voices, said) is None
     assert all(len(speakers) <= 8 for speakers in voices._heard.values())
+
+
+def test_of_too_many_topics_the_longest_silent_one_is_forgotten(
+    voices: Voices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replayfleet.federation.wire.transport.seal.MAX_REMEMBERED", 2)
+    cam = a_signer()
+    topics = [topic_of("yard", channel, "cam-1") for channel in ("state", "control", "up")]
+    said = [cam.seal(topic, FRAME) for topic in topics]
+    for place in (0, 1):
+        assert heard(voices, said[place], topics[place]) == FRAME
+    assert heard(voices, said[0], topics[0]) is None, "which is no silence"
+    assert heard(voices, said[2], topics[2]) == FRAME
+    assert [heard(voices, said[place], topics[place]) for place in (0, 1)] == [None, FRAME]
+
+
+def test_whoever_takes_the_name_of_a_process_makes_nobody_else_mute(voices: Voices) -> None:
+    cam, thief = a_signer(1), a_signer(10**12)
+    thief.speaker = cam.speaker
+    assert heard(voices, thief.seal(TOPIC, FRAME)) == FRAME
+    assert heard(voices, cam.seal(TOPIC, FRAME)) == FRAME
+
+
+def test_a_time_that_no_calendar_has_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="beyond the year 8000"):
+        unseal(TOPIC, a_signer(MAX_TIME_US).seal(TOPIC, FRAME))
+    assert unseal(TOPIC, a_signer(MAX_TIME_US - 1).seal(TOPIC, FRAME)).frame == FRAME
