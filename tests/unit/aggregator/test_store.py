@@ -141,6 +141,46 @@ def test_referenced_blobs_are_state_downloads_graphs_and_the_current_uploads(sto
     assert store.referenced() == {"9" * 64, "1" * 64}
     committed(store, 0, a=down("a", letter="3"))
     assert store.referenced() == {"9" * 64, "3" * 64, "e" * 64, "f" * 64}
+    committed(store, 1, a=down("a", 2, letter="4"))
+    assert store.referenced() == {"9" * 64, "3" * 64, "4" * 64, "e" * 64, "f" * 64}, "an operator may go back to one"
+
+
+def test_the_model_that_a_fleet_began_with_stays(tmp_path: Path):
+    with contextlib.closing(AggregatorStore(tmp_path)) as store:
+        store.found(tiny_spec(), at=1.0, initial=blob("initial", "7"))
+        committed(store, 0, a=down("a"))
+        assert "7" * 64 in store.referenced()
+
+
+def test_what_has_ended_is_closed_no_more_and_loses_no_upload(store: AggregatorStore):
+    """A round that is aggregated is what its restart aggregates too."""
+    store.accept_upload(up("a"), 1, 0)
+    store.close_round(0, at=2.0)
+    assert not store.withdraw("a")
+    assert set(store.uploads(0)) == {"a"}
+    assert committed(store, 0, a=down("a"))
+    assert not committed(store, 0, a=down("a"))
+    assert (store.round().index, store.round().phase) == (1, Phase.OPEN)
+
+
+def test_of_models_with_fewer_classes_nothing_is_left_that_a_client_could_go_back_to(store: AggregatorStore):
+    store.set_graphs((blob("graph/task", "9"),))
+    committed(store, 0, a=down("a", letter="3"))
+    store.accept_upload(up("a", 1), 1, 1)
+    store.close_round(1, at=4.0)
+    store.grow(tiny_spec(), ("d",), blob("initial", "7"), None)
+    assert (store.versions.of("a"), store.download("a"), store.graphs(), store.uploads(1)) == ((), None, (), {})
+    assert store.referenced() == {"7" * 64}
+    assert (store.round().index, store.round().phase) == (1, Phase.OPEN), "the round begins anew"
+    assert (store.epoch(), store.added_classes()) == (1, ("d",))
+
+
+def test_an_extension_is_of_one_round(store: AggregatorStore):
+    store.extend(0, 60.0)
+    store.extend(0, 5.0)
+    assert (store.extension_s(0), store.extension_s(1)) == (65.0, 0.0)
+    store.extend(1, 7.0)
+    assert (store.extension_s(0), store.extension_s(1)) == (0.0, 7.0)
 
 
 def test_manifests_of_long_past_rounds_are_forgotten(store: AggregatorStore):
@@ -162,6 +202,9 @@ def test_an_upload_counts_in_the_open_round_which_may_be_later_than_that_it_was_
     committed(store, 1)
     assert store.counts_in("a", late, 2) == 1
     assert (store.counts_in("a", other, 2), store.counts_in("b", late, 2)) == (None, None)
+    in_time = up("a", 2)
+    assert store.accept_upload(in_time, 10, 2)
+    assert store.counts_in("a", in_time, 2) == 2
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):
@@ -230,7 +273,8 @@ def test_only_who_never_was_a_member_is_forgotten_and_its_versions_go_on_rising(
         for _ in range(5):
             store.put_download(down(client, 0))
     store.confirm(store.download("a"))
-    for client in ("a", "b", "nobody"):
+    store.put_download(down("c", 0))
+    for client in ("a", "b", "c", "nobody"):
         store.forget(client)
     assert store.clients() == ("a",)
     assert store.put_download(down("b", 0)).version == 6, "it may hold an earlier one without having said so"
@@ -252,6 +296,7 @@ def test_who_has_a_place_is_told_of_one_as_of_all(store: AggregatorStore, tmp_pa
     assert of_each() == {"a", "b"}
     table.enrol("c", issued, 1.0)
     assert of_each() == {"c"}, "a fleet that enrols has places for those alone"
+    store.hold("c", set())
     table.revoke("c", 2.0)
     assert of_each() == {"a", "b"}
     table.close()
