@@ -5,7 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replayfleet.edge_client.state_store import Aside, HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.state_store import (
+    Aside,
+    HeldDownload,
+    SentAway,
+    StateStore,
+    TrainingCommit,
+    Trial,
+    spec_digest,
+)
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from tests.support.no_file import KINDS, leave
@@ -71,6 +79,7 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
     StateStore(tmp_path).hold(held(1, "c"))
     again = StateStore(tmp_path)
     assert (again.training(), again.held(), again.previous()) == (commit(), held(1, "c"), None)
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "state").iterdir()} == {0}, "nobody else's to read"
 
 
 def test_what_a_killed_process_left_half_written_is_removed_by_the_client_alone(tmp_path: Path) -> None:
@@ -171,6 +180,28 @@ def test_stops_that_were_meant_are_no_deaths(tmp_path: Path) -> None:
     store.begin()  # this client dies
     assert StateStore(tmp_path).begin() is None
     assert StateStore(tmp_path).held() == held(2, "d")
+    StateStore(tmp_path).goodbye()
+    StateStore(tmp_path).begin()  # and this one
+    gone = StateStore(tmp_path).begin()
+    assert gone is not None, "the stop between two deaths makes neither undone"
+
+
+def test_a_trial_is_of_the_download_that_is_held(tmp_path: Path) -> None:
+    store = on_probation(tmp_path)
+    assert store.send_away(SentAway(1, 1, "hung", "")) is None, "that one isn't served"
+    assert (store.held(), store.sent_away()) == (held(2, "d"), None)
+    StateStore(tmp_path).begin()  # a death
+    store.hold(held(2, "d"), on_probation=True)
+    gone = StateStore(tmp_path).begin()
+    assert gone is not None, "what is held again begins no other trial"
+    store.hold(held(3, "e"), on_probation=True)
+    store.hold(held(3, "e"))
+    assert not store.on_probation, "it was confirmed meanwhile"
+    store._write("probation", Trial(4))  # a kill before version 4 itself was written
+    assert not store.on_probation
+    for _ in range(3):
+        assert StateStore(tmp_path).begin() is None
+    assert StateStore(tmp_path).held() == held(3, "e")
 
 
 def test_a_confirmed_download_survives_any_number_of_deaths(tmp_path: Path) -> None:
@@ -198,6 +229,23 @@ def test_the_first_download_has_nothing_to_return_to_and_is_on_no_probation(tmp_
     assert not store.on_probation
     assert store.send_away(SentAway(1, 1, "hung", "")) is None
     assert store.held() == held(1, "c")
+
+
+def test_a_roll_back_is_for_good_before_anything_else_of_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gone = on_probation(tmp_path), SentAway(2, 2, "hung", "no answer")
+    written = store._write
+
+    def killed_after_one(name: str, record: msgspec.Struct) -> None:
+        written(name, record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_write", killed_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        store.send_away(gone)
+    assert StateStore(tmp_path).begin() == gone
+    assert (StateStore(tmp_path).held(), StateStore(tmp_path).sent_away()) == (held(1, "c"), gone)
 
 
 def test_a_roll_back_that_a_crash_interrupted_is_completed_at_the_next_start(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_a_download_on_another_peers_link_or_larger_than_allowed_is_refused(publ
     assert reason(lambda: GATE.check("cam-7", changed(manifest, blobs=huge), None)) is Reason.TOO_LARGE
 
 
+def test_what_was_rolled_back_and_all_before_it_is_refused_and_what_is_newer_taken(published: Published) -> None:
+    held, manifest = published.manifest(1), published.manifest(2)
+    for version in (2, 3):
+        asked = changed(manifest, version=version)
+        assert reason(lambda asked=asked: GATE.check("cam-7", asked, held, 3)) is Reason.ROLLED_BACK  # type: ignore[misc]
+    GATE.check("cam-7", changed(manifest, version=4), held, 3)
+
+
+def test_a_download_may_be_as_large_as_is_allowed(published: Published) -> None:
+    manifest = published.manifest(1)
+    size = sum(blob.size_bytes for blob in manifest.blobs)
+    Gate("fleet", "cam-7", size).check("cam-7", manifest, None)
+    assert reason(lambda: Gate("fleet", "cam-7", size - 1).check("cam-7", manifest, None)) is Reason.TOO_LARGE
+
+
 def test_shared_blobs_need_no_serving_and_have_no_version(published: Published) -> None:
     shared = Manifest("down", "fleet", "*", 0, 0, (published.graph,))
     GATE.check("*", shared, published.manifest(3))
