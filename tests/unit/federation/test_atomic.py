@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from replayfleet.federation.atomic import clear_place, give_to_owner_of, open_file, private_folder, write_atomic
+from tests.support.flushes import noted
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -21,6 +22,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_data_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    steps = noted(monkeypatch)
+    write_atomic(tmp_path / "state", b"new")
+    assert steps == ["data", "rename", "directory"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])

@@ -12,6 +12,7 @@ from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Re
 from replayfleet.federation.wire.protocol.tensors import decompress, digest
 from replayfleet.federation.wire.transport import blob_store
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from tests.support.flushes import noted
 from tests.support.no_file import KINDS, leave
 
 
@@ -86,26 +87,18 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 def test_data_are_flushed_before_the_rename_and_the_directory_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = DiskBlobStore(tmp_path)
-    steps: list[str] = []
-    flush, rename = os.fsync, Path.replace
-
-    def note_flush(descriptor: int) -> None:
-        steps.append("directory" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "data")
-        flush(descriptor)
-
-    def note_rename(source: Path, target: Path) -> Path:
-        steps.append("rename")
-        return rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_flush)
-    monkeypatch.setattr(Path, "replace", note_rename)
+    store, steps = DiskBlobStore(tmp_path), noted(monkeypatch)
     store.put(b"blob")
     assert steps == ["directory", "data", "rename", "directory"]
     steps.clear()
     store.path(digest(b"blob")).unlink()
     store.put(b"blob")
     assert steps == ["data", "rename", "directory"]
+    steps.clear()
+    store.path(digest(b"blob")).unlink()
+    (tmp_path / "part").write_bytes(b"blob")
+    store.adopt(digest(b"blob"), tmp_path / "part")
+    assert steps == ["data", "rename", "directory"], "what arrived block by block, too"
 
 
 def test_collect_keeps_what_is_named_and_nothing_else(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_a_block_that_does_not_verify_counts_as_missing_and_too_many_end_the_tra
         one.on_block(0, BLOCKS[1], 0.0)
     assert rejected.value.reason is Reason.WRONG_DIGEST
     assert not one.on_block(99, BLOCKS[0], 0.0)  # of no block, so it isn't even looked at
+
+
+def test_a_block_of_which_the_disk_takes_but_a_part_has_not_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of a bundle of one blob is computed as its blocks come, and wouldn't see it."""
+    write, one = os.pwrite, receiving(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", lambda file, data, place: write(file, data[:100], place))
+        with pytest.raises(OSError, match="took 100 of 1024 bytes of block 0"):
+            give(one, 0)
+    assert give(one, 0) == [True]
 
 
 def test_blocks_that_hold_nothing_but_held_blobs_are_not_asked_for(tmp_path: Path) -> None:
