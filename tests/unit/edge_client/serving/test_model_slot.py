@@ -223,6 +223,27 @@ def test_a_model_that_nobody_confirmed_is_let_go_and_never_returned_to() -> None
     assert processes[1].state == "runs"
 
 
+def test_after_a_roll_back_what_serves_is_confirmed_and_the_one_to_return_to() -> None:
+    slot, first = ModelSlot(), Process(1)
+    slot.install(candidate(1, first))
+    slot.install(candidate(2))
+    back = slot.roll_back(2)
+    assert (slot.on_probation, slot.num_rollbacks) == (None, 1)
+    slot.install(candidate(3))
+    assert slot.previous is back
+    assert slot.roll_back(3) is back
+    assert first.state == "runs"
+
+
+def test_a_runtime_that_another_one_follows_is_let_go_and_one_that_follows_itself_is_not() -> None:
+    slot, slower, faster = ModelSlot(), Process(1), Process(1)
+    slot.install(candidate(1, slower))
+    assert slot.upgrade(1, faster)
+    assert slower.ended.wait(60)
+    assert slot.upgrade(1, faster)
+    assert not faster.ended.wait(0.05)
+
+
 def test_what_is_refused_or_cleared_is_let_go_at_once() -> None:
     slot = ModelSlot()
     wrong = Process(7)
@@ -232,14 +253,18 @@ def test_what_is_refused_or_cleared_is_let_go_at_once() -> None:
     slot.install(candidate(2, served))
     slot.clear()
     assert served.state == "closed"
+    assert (slot.active, slot.previous, slot.on_probation) == (None, None, None)
 
 
 def test_a_model_that_was_loading_when_the_slot_was_cleared_is_not_served() -> None:
     slot = ModelSlot()
 
+    late = Process(1)
+
     def cleared_meanwhile() -> Model:
         slot.clear()
-        return constant(1, 0)
+        return late
 
     assert _reason(slot, candidate(1, load=cleared_meanwhile)) is Reason.STALE_VERSION
     assert slot.active is None
+    assert late.ended.wait(60), "or its process would stay"
