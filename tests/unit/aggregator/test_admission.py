@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from replayfleet.aggregator.admission import Caps, Gate, what_next
 from replayfleet.aggregator.rounds.machine import Decision, RoundRules, Rounds
 from replayfleet.federation.errors import Reason, UploadRejected
+from replayfleet.federation.service.artefact_codec import HEADER_ALLOWANCE_BYTES
 from replayfleet.federation.wire.protocol.messages import BlobEntry, BundlePart, Manifest, Offer
 
 LAYOUTS = {"task": {"w": torch.zeros(1000)}, "sub-generator/0": {"w": torch.zeros(10)}}
@@ -38,6 +39,14 @@ def test_an_upload_of_a_known_client_for_the_open_round_is_taken() -> None:
     check(num_known=3, known=True)
     check(parts=(BundlePart(BLOB.digest, 4000, "raw"),))
     check(parts=())
+
+
+def test_as_much_as_the_caps_say_is_taken() -> None:
+    most = HEADER_ALLOWANCE_BYTES + 4000
+    caps = Caps(max_blobs=2, max_upload_bytes=2 * most)
+    both = tuple(BlobEntry("task", digest * 32, most) for digest in ("ab", "cd"))
+    offer = Offer("client", "0" * 32, replace(MANIFEST, blobs=both), (), 1024, b"")
+    Gate("street", LAYOUTS.get, caps).check_offer("cam-1", offer, rounds(), 1, known=True)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ MEMBER = Standing("a", took_part=True)
 OUT = dataclasses.replace(MEMBER, exclusion=BAD)
 SERVES = dataclasses.replace(MEMBER, trains=False)
 REVOKED = dataclasses.replace(MEMBER, enrolled_at=1.0, revoked_at=2.0)
+STRANGER = dataclasses.replace(MEMBER, is_stranger=True)
 NEWCOMER = Standing("a")
 
 
@@ -43,6 +44,7 @@ def deed(verb: str = "exclude") -> Deed:
         ([MEMBER] * 4 + [OUT], 4),
         ([MEMBER] * 4 + [SERVES], 4),
         ([MEMBER] * 4 + [REVOKED], 4),
+        ([MEMBER] * 4 + [STRANGER], 4),
         ([MEMBER] * 5 + [OUT], 5),
         ([MEMBER] * 9, 5),
         ([MEMBER] * 2, 5),
@@ -60,7 +62,7 @@ def test_a_round_waits_for_places_that_are_free_and_for_members_that_train(
 
 
 def test_without_a_planned_number_a_round_waits_for_all_members_that_train() -> None:
-    assert expected_uploads(None, [MEMBER] * 7 + [OUT, SERVES, REVOKED, NEWCOMER]) == 7
+    assert expected_uploads(None, [MEMBER] * 7 + [OUT, SERVES, REVOKED, STRANGER, NEWCOMER]) == 7
 
 
 def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_excluded_after_a_restart(
@@ -107,6 +109,22 @@ def test_who_is_enrolled_is_a_member_and_operators_are_no_clients(store: Aggrega
     assert store.members() == {"a"}
     assert [member.client for member in table.all()] == ["a", "aggregator", "operator"]
     assert (store.roll.standings["b"].seen_at, store.roll.standings["b"].trains) == (7.0, False)
+
+
+def test_once_a_client_was_enrolled_no_round_waits_for_any_other(store: AggregatorStore, tmp_path: Path) -> None:
+    table, roll = Members(tmp_path), store.roll
+    store.hold("b", {"1" * 64})
+
+    def counts() -> tuple[bool, set[str], set[str], bool]:
+        standings = roll.refresh()
+        return roll.enrols, {*roll.enrolled}, {*roll.revoked}, standings["b"].is_expected
+
+    table.enrol("operator", Issued(1, 0.0, 9.0, 9.0), 1.0)
+    assert counts() == (False, set(), set(), True), "an operator is no client"
+    table.enrol("a", Issued(2, 0.0, 9.0, 9.0), 1.0)
+    assert counts() == (True, {"a"}, set(), False)
+    table.revoke("a", 2.0)
+    assert counts() == (True, set(), {"a"}, False), "and the fleet is not open again"
 
 
 def test_a_table_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
