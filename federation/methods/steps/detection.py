@@ -129,7 +129,8 @@ def found_boxes(spec: DetectionSpec, outputs: Tensor, rules: DetectionRules) -> 
     found = []
     for corners, scores, class_ids in zip(*candidates(spec, outputs), strict=True):
         kept = (scores >= rules.score_threshold).nonzero().flatten()
-        kept = kept[batched_nms(corners[kept], scores[kept], class_ids[kept], rules.iou_threshold)]
+        # In float64: it moves each class to a place of its own, so far out that float32 would round small boxes.
+        kept = kept[batched_nms(corners[kept].double(), scores[kept].double(), class_ids[kept], rules.iou_threshold)]
         kept = kept[: rules.max_detections]
         found.append(FoundBoxes(corners[kept], scores[kept], class_ids[kept]))
     return found

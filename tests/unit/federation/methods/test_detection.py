@@ -84,6 +84,22 @@ def test_a_device_without_torch_finds_the_same_boxes(rules: DetectionRules):
         assert found.corners.dtype == found.scores.dtype == np.float32
 
 
+def test_small_boxes_of_the_last_of_many_classes_overlap_as_those_of_the_first():
+    # Two of 0.0015 wide, one shifted: (0.0015 - shift) / (0.0015 + shift) is 0.4.
+    spec = DetectionSpec(3, 32, 32, tuple(map(str, range(4096))), ((0.0015, 0.5),) * 2)
+    shift = 0.0015 * 3 / 7
+    for class_id in (0, 4095):
+        outputs = torch.full((1, 2, 5 + 4096, 1, 1), -30.0)
+        outputs[0, :, 0, 0, 0] = torch.tensor([0.25 + 0.00075, 0.25 + 0.00075 + shift]).logit()
+        outputs[0, :, 1:4], outputs[0, :, 4, 0, 0] = 0.0, torch.tensor([5.0, 4.0])
+        outputs[0, :, 5 + class_id] = 30.0
+        outputs = outputs.view(1, -1, 1, 1)
+        for threshold, num_stay in ((0.38, 1), (0.42, 2)):
+            rules = DetectionRules(iou_threshold=threshold)
+            assert len(found_boxes(spec, outputs, rules)[0].scores) == num_stay
+            assert len(devices.detections(spec, outputs.numpy(), rules)[0]) == num_stay
+
+
 def test_outputs_of_another_detector_are_refused():
     with pytest.raises(ValueError, match=r"outputs are \(1, 14, 2, 2\), expected \(B, \*\(14, 1, 2\)\)"):
         candidates(SPEC, torch.zeros(1, 14, 2, 2))
