@@ -107,6 +107,10 @@ def read_held(path: Path, spec: AnyTaskSpec) -> Held:
         sides = np.abs(there[:, 1:])
         if not (sides <= _MAX_SHARE).all():
             raise SettingsError(f"{path}: boxes reach {sides.max():g}, expected shares of the picture, 0 to 1")
+        if not (there[:, 3:] > 0).all():
+            raise SettingsError(
+                f"{path}: a box is {there[:, 3:].min():g} wide or high, expected more than 0; class id -1 says no box"
+            )
         return Held(images, boxes)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
         raise SettingsError(f"{path}: labels are {labels.shape} {labels.dtype}, expected ({len(images)},) integers")

@@ -69,6 +69,8 @@ def test_a_file_that_does_not_fit_says_what_was_expected(tmp_path: Path, arrays:
     [
         ([0, 32, 16, 8, 8], "boxes reach 32, expected shares of the picture, 0 to 1"),
         ([0, 0.5, 0.5, np.nan, 0.2], "boxes reach nan"),
+        ([0, 0, 0, 0, 0], "a box is 0 wide or high, expected more than 0; class id -1 says no box"),
+        ([0, 0.5, 0.5, 0.2, -0.2], "a box is -0.2 wide or high"),
         ([np.nan, 0.5, 0.5, 0.2, 0.2], "labels are nan to nan, expected class ids from 0 to 0"),
         ([0.5, 0.5, 0.5, 0.2, 0.2], "labels are 0.5 to 0.5, expected class ids from 0 to 0"),
         (["car", "0.5", "0.5", "0.2", "0.2"], "labels are (1, 1, 5) <U3, expected (1, M, 5) numbers"),
