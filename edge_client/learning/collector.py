@@ -163,16 +163,9 @@ class Collector:
     def progress(self) -> LabelProgress:
         """What waits for the next round, what it needs, and how the newest since the last report were answered."""
         with self._changing:
-            wanted = self._settings
+            min_samples, min_pictures = self._needed()
             answered, right = (sum(counts) for counts in zip((0, 0), *self._recent, strict=True))
-            return LabelProgress(
-                self._num_waiting,
-                wanted.min_samples,
-                self._num_new_pictures,
-                wanted.min_pictures,
-                answered,
-                right,
-            )
+            return LabelProgress(self._num_waiting, min_samples, self._num_new_pictures, min_pictures, answered, right)
 
     def _take_again(self) -> None:
         self._waiting.extendleft(reversed(self._again))
@@ -185,8 +178,15 @@ class Collector:
     def _is_enough(self) -> bool:
         if self._ended:
             return self._num_waiting >= 2
+        min_samples, min_pictures = self._needed()
+        return self._num_waiting >= min_samples and self._num_new_pictures >= min_pictures
+
+    def _needed(self) -> tuple[int, int]:
+        """Return (samples, pictures) that a round needs: as many as wait, two or more, where another finds no room."""
         wanted = self._settings
-        return self._num_waiting >= wanted.min_samples and self._num_new_pictures >= wanted.min_pictures
+        if self._waiting and self._waiting_bytes + _size_bytes(self._waiting[-1]) > MAX_WAITING_BYTES:
+            return min(wanted.min_samples, max(2, self._num_waiting)), min(wanted.min_pictures, self._num_new_pictures)
+        return wanted.min_samples, wanted.min_pictures
 
     def _can_hold_out(self, samples: Samples) -> bool:
         num_held = sum(map(len, self._held_out)) + len(samples)

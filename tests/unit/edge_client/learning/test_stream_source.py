@@ -111,6 +111,25 @@ def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_
     assert found.round_samples(1) is None
 
 
+def test_a_round_needs_no_more_samples_and_pictures_than_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfleet.edge_client.learning.collector.MAX_WAITING_BYTES", 3 * 24 + 23)
+    found = Collector(LearningSettings(min_samples=50, min_pictures=40))
+    for label in (0, 1):
+        found.add(samples(label))
+    progress = found.progress()
+    assert (progress.min_samples, progress.min_pictures, progress.is_enough) == (50, 40, False)
+    assert found.round_samples(0) is None
+    found.add(samples(2))
+    progress = found.progress()
+    assert (progress.num_samples, progress.min_samples, progress.min_pictures, progress.is_enough) == (3, 3, 3, True)
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert (taken.labels.tolist(), found.num_dropped) == ([0, 1, 2], 0)
+    found.used_up(0)
+    found.add(samples(3))
+    assert found.round_samples(1) is None
+
+
 def test_when_nothing_more_comes_a_round_takes_what_is_left() -> None:
     found = collector(least=50)
     found.add(samples(0, 1))
