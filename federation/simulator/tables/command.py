@@ -65,8 +65,8 @@ def table(context: click.Context, /, **options: Any) -> int:
     """Run what table NUMBER of pFedGRP needs (v1-1 to v1-8: of its first version) and set it beside the paper's.
 
     Tables driving-crops and driving-boxes are our own, over recorded driving; fedgp-rotated, fedgp-messages,
-    mfcl-sequential, sdd-few-shot, sdd-forty-classes and sdd-few-base are those of FedGP, MFCL and SDD at a size of
-    ours.
+    mfcl-sequential, sdd-few-shot, sdd-released-steps, sdd-forty-classes and sdd-few-base are those of FedGP, MFCL and
+    SDD at a size of ours.
 
     Runs land in OUT/runs/<method>/<scenario>/<dataset>/seed-<K>; those that exist are not run again, and interrupted
     ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written. Exit code 3: --minutes ended runs
