@@ -102,7 +102,7 @@ _TABLE_OPTIONS: dict[str, dict[str, Any]] = {
     "samples": {"type": click.IntRange(1, 100_000), "metavar": "N"},
     "seed": {"type": click.IntRange(0, 2**32 - 1), "metavar": "N"},
     "held": {"type": ANY_PATH},
-    "max-loss": {"type": float, "metavar": "POINTS"},
+    "max-loss": {"type": click.FloatRange(0, 100), "metavar": "POINTS"},
 }
 """How click reads the options of ``export.formats.OPTIONS``, which says what they are."""
 

@@ -113,8 +113,8 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
         return None
     names, text = record
     # What stands in brackets at the end is default and range.
-    text, _, values = text.removesuffix("]").partition("  [")
-    values = values.replace("]  [", "; ")
+    text, _, values = text.partition("  [")
+    values = values.removesuffix("]").replace("]  [", "; ")
     if isinstance(parameter, SettingOption):
         assert parameter.setting.option is not None
         text, values = parameter.setting.option.help, facts(parameter.setting)
