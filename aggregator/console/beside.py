@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from functools import partial
 
 from replayfleet.federation.children import child_command, child_environment, die_with_parent, end, ending
 from replayfleet.federation.service.logs import EventLogger
@@ -50,8 +48,9 @@ class ConsoleBeside:
                     self._command,
                     stdin=subprocess.DEVNULL,
                     env=child_environment(),
-                    # Before its first instruction: an aggregator may be killed while its console imports.
-                    preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                    # Before its first instruction: an aggregator may be killed while its console imports. With SIGKILL,
+                    # for one that stands still ends at no other; it keeps nothing.
+                    preexec_fn=die_with_parent,
                 ) as process:
                     self._process = process
                     while process.poll() is None and not self._over.wait(0.2):

@@ -84,6 +84,28 @@ def test_it_ends_with_a_parent_that_is_killed_while_it_begins(tmp_path: Path) ->
             os.kill(console_pid, signal.SIGKILL)
 
 
+def test_one_that_stands_still_ends_with_a_parent_that_is_killed() -> None:
+    console = "import os, signal, time; signal.signal(15, print); print(os.getpid(), flush=True); time.sleep(600)"
+    code = (
+        "import sys, time\n"
+        "from replayfleet.aggregator.console.beside import ConsoleBeside\n"
+        "beside = ConsoleBeside(())\n"
+        f"beside._command = (sys.executable, '-c', {console!r})\n"
+        "with beside:\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        console_pid = int(parent.stdout.readline())
+        os.kill(console_pid, signal.SIGSTOP)
+        parent.kill()
+    try:
+        until(lambda: is_gone(console_pid), PATIENCE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(console_pid, signal.SIGKILL)
+
+
 def answered(port: int) -> None:
     """Wait until a console answers there."""
     until(lambda: answers(port), PATIENCE_S)
