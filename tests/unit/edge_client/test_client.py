@@ -866,39 +866,26 @@ def test_a_client_that_died_twice_on_probation_serves_the_model_before_and_says_
     third.client.stop()
 
 
-def test_a_model_on_probation_that_no_process_was_to_be_had_for_at_the_start_is_tried_again(
-    made: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def killed(*_: Any, **__: Any) -> Candidate:
+    raise ArtefactRejected(Reason.CRASHED, "its process was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(("newest", "refused"), [(1, no_process), (1, killed), (2, no_process)])
+def test_a_stored_model_for_which_the_machine_has_nothing_left_is_tried_again_though_nobody_can_be_reached(
+    newest: int, refused: Callable[..., Candidate], made: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.hear(announcement(0), offered(1))
-    made.hear(announcement(1), offered(2))
+    for version in range(1, newest + 1):
+        made.hear(announcement(version - 1), offered(version))
     with monkeypatch.context() as patched:
-        patched.setattr(downloads, "candidate", no_process)
+        patched.setattr(downloads, "candidate", refused)
         again = Harness(tmp_path)
         again.hear()
     assert again.client.serving_version == -1
     again.client.tick(LONGEST_S)
     again.hear(now=LONGEST_S)
-    assert again.client.serving_version == 2
-    assert again.slot.previous is not None, "there is a way back"
+    assert again.client.serving_version == newest
+    assert (again.slot.previous is None) == (newest == 1), "one on probation has a way back"
     assert again.rollbacks == []
-
-
-def test_a_stored_model_whose_process_is_killed_as_it_loads_is_tried_again_though_nobody_can_be_reached(
-    made: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made.hear(announcement(0), offered(1))
-
-    def killed(*_: Any, **__: Any) -> Candidate:
-        raise ArtefactRejected(Reason.CRASHED, "its process was ended by SIGKILL")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(downloads, "candidate", killed)
-        again = Harness(tmp_path)
-        again.hear()
-    assert again.client.serving_version == -1
-    again.client.tick(LONGEST_S)
-    again.hear(now=LONGEST_S)
-    assert again.client.serving_version == 1
 
 
 def test_the_run_is_finished_when_its_last_download_is_served_and_reported(made: Harness) -> None:
