@@ -35,19 +35,20 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+_NATIVE = ("onnxruntime.", "cv2")
 _OF_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
-_NO_MEMORY = ("allocate memory", "bad_alloc", "bad alloc", "out of memory")
+_NO_MEMORY = ("allocate memory", "insufficient memory", "bad_alloc", "bad alloc", "out of memory")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an allocation failed, there or in what it was raised from.
 
-    Torch says so in a RuntimeError, ONNX Runtime in one of its own. oneDNN, which computes torch's convolutions, gives
-    such an error no other words than any that has no reason. Words of other errors count for nothing: they may repeat
-    what a member wrote.
+    Torch says so in a RuntimeError, ONNX Runtime and OpenCV in errors of their own. oneDNN, which computes torch's
+    convolutions, gives such an error no other words than any that has no reason. Words of other errors count for
+    nothing: they may repeat what a member wrote.
     """
     while error is not None and not isinstance(error, MemoryError):
-        if isinstance(error, (OSError, RuntimeError)) or type(error).__module__.startswith("onnxruntime."):
+        if isinstance(error, (OSError, RuntimeError)) or type(error).__module__.startswith(_NATIVE):
             text = str(error).lower()
             if text.endswith(_OF_ONEDNN) or any(words in text for words in _NO_MEMORY):
                 return True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from replayfleet.edge_client.flow import Camera, CameraError, Picture, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
 from replayfleet.federation.backoff import Backoff
-from replayfleet.federation.errors import told
+from replayfleet.federation.errors import is_out_of_memory, told
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.turns import CountedStop
 
@@ -167,15 +167,15 @@ class InferenceLoop:
                 if lane.camera.live and not lane.stop.is_set():
                     raise CameraError("its pictures ended, and those of a live camera go on")
                 break
-            except CameraError as lost:
+            except BaseException as error:  # root of a thread, exits too
+                if not isinstance(error, CameraError) and not is_out_of_memory(error):
+                    lane.error = told(error)  # this camera is done, the others go on
+                    log.exception("camera failed", camera=lane.camera.name, next="it is tried again at the next start")
+                    return
                 if not lane.error:
-                    log.warning("camera lost", camera=lane.camera.name, reason=lost, next="trying again")
-                lane.error = str(lost) or type(lost).__name__
+                    log.warning("camera lost", camera=lane.camera.name, reason=error, next="trying again")
+                lane.error = str(error) or type(error).__name__
                 lane.stop.wait(backoff.next_s())
-            except BaseException as error:  # root of a thread, exits too: this camera is done, the others go on
-                lane.error = told(error)
-                log.exception("camera failed", camera=lane.camera.name, next="it is tried again at the next start")
-                return
         if not lane.stop.is_set():
             log.info("recording ended", camera=lane.camera.name)
         lane.ended = True

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -379,6 +380,24 @@ def test_a_camera_that_hangs_in_its_own_code_is_told_and_one_that_waits_is_not()
             time.sleep(0.01)
     finally:
         blocked.set()
+        loop.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), cv2.error("alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 6220800 bytes")],
+    ids=["numpy", "opencv"],
+)
+def test_a_camera_that_finds_no_memory_for_a_picture_is_asked_for_the_next(error: Exception) -> None:
+    camera, done = ScriptedCamera("front"), queue.Queue[Shown]()
+    loop = InferenceLoop([camera], Answerer(_slot(says(1, 0)), VIEW), done.put)
+    loop.start()
+    try:
+        camera.queue.put(error)
+        camera.queue.put(picture(3, camera="front"))
+        assert done.get(timeout=60).picture.camera == "front"
+        assert loop.error == ""
+    finally:
         loop.stop()
 
 
