@@ -14,7 +14,7 @@ from replayfleet.edge_client.cameras.uri import FolderUri
 from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.frames.views import fitted, to_pixels
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, is_out_of_memory, nearest
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.streams.files.picture_files import SUFFIXES, pixels_of
 from replayfleet.models.specs import TaskSpec
@@ -157,12 +157,14 @@ class FolderSamples:
                     raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
                 images[name] = self._decode(file.read_bytes(), self._task)
                 del self._broken[name]
-            except OSError as error:  # which may pass
-                self._broken[name] = _UNREAD
-                if told != _UNREAD:
-                    log.warning("image skipped", file=file, reason=error)
             except ValueError as error:
                 log.warning("image skipped", file=file, reason=error)
+            except Exception as error:
+                self._broken[name] = _UNREAD  # which may pass
+                if not isinstance(error, OSError) and not is_out_of_memory(error):
+                    raise
+                if told != _UNREAD:
+                    log.warning("image skipped", file=file, reason=error)
             if len(images) == at_most:
                 break
         return images

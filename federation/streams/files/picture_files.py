@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError, is_out_of_memory
 from replayfleet.federation.paths import open_regular, read_regular
 from replayfleet.federation.streams.labelled_images import LazyImages
 from replayfleet.federation.streams.resizing import resized
@@ -85,6 +85,7 @@ def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8]:
 
     Raises:
         ValueError: What ``flaw_of`` says, or it can't be decoded; the end of the sentence "this picture is ...".
+        MemoryError: There is none left for it, which says nothing of the picture.
     """
     cv2 = require_opencv()
     flaw = flaw_of(io.BytesIO(encoded))
@@ -92,7 +93,9 @@ def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8]:
         raise ValueError(flaw)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
-    except cv2.error:  # more pixels than OpenCV takes, for example
+    except cv2.error as error:  # more pixels than OpenCV takes, for example
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         pixels = None
     if pixels is None:
         raise ValueError(f"damaged: {len(encoded)} bytes that can't be decoded")

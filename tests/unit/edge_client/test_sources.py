@@ -216,6 +216,20 @@ def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path)
     assert len(samples) == 2
 
 
+def test_a_picture_for_which_there_was_no_memory_is_learned_from_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tmp_path / "images"
+    for index in range(2):
+        _put(images, f"cat/{index}.png", index * 10)
+    no_memory = cv2.error("alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 18000000 bytes")
+    with monkeypatch.context() as patched:
+        patched.setattr(cv2, "imdecode", Mock(side_effect=no_memory))
+        source = folder_samples(FolderUri(images), tmp_path / "ledger")
+        assert source.round_samples(0) is None
+    assert source.round_samples(0) is not None
+
+
 def test_links_that_lead_nowhere_or_in_a_circle_are_told_once_and_the_rest_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -106,4 +107,14 @@ def test_a_picture_of_too_many_pixels_is_called_large_and_not_damaged(tmp_path: 
     with pytest.raises(SettingsError, match=too_large):
         read_picture(tmp_path / "1.png")
     with pytest.raises(SettingsError, match=too_large):
+        decode(whole, "1.png", 8, 3)
+
+
+def test_a_picture_for_which_there_is_no_memory_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    no_memory = cv2.error("alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 18000000 bytes")
+    monkeypatch.setattr(cv2, "imdecode", Mock(side_effect=no_memory))
+    with pytest.raises(MemoryError, match="18000000 bytes"):
         decode(whole, "1.png", 8, 3)
