@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+
+def _equal(one: Any, other: object) -> bool:
+    """Whether they are equal records; NumPy would ask which number of an array is meant."""
+    if type(one) is not type(other):
+        return False
+    return all(np.array_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class Boxes:
 
     corners: NDArray[np.float32]
     class_ids: NDArray[np.int64]
+
+    __eq__ = _equal
 
     def __post_init__(self) -> None:
         if self.corners.ndim != 2 or self.corners.shape[1] != 4 or self.corners.dtype != np.float32:
@@ -68,6 +77,8 @@ class Picture:
     captured_at: float
     boxes: Boxes | None = None
     place: str = ""
+
+    __eq__ = _equal
 
     def __post_init__(self) -> None:
         if self.pixels.ndim != 3 or self.pixels.shape[2] != 3 or self.pixels.dtype != np.uint8:

@@ -104,9 +104,9 @@ class ShownImages:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LabelledImages:
-    """Images and what they show.
+    """Images and what they show; equal to itself alone, for most of them may not have been read yet.
 
     Attributes:
         images: (N, H, W, C) uint8, RGB or grey; ``images[indices]`` reads what wasn't read yet.

@@ -557,3 +557,16 @@ def test_answers_that_are_not_one_finite_row_per_input_are_refused() -> None:
         with pytest.raises(ValueError, match="logits"):
             VIEW.answers(outputs.astype(np.float32), inputs)
     assert len(Answers.none()) == 0
+
+
+def test_pictures_with_boxes_and_labelled_images_can_be_compared_with_what_looks_like_them() -> None:
+    def taken(shade: int) -> Picture:
+        boxes = Boxes(np.array([[0, 0, 1, 1], [0, 0, 2, 2]], np.float32), np.array([0, 1]))
+        return Picture("a", 1, np.full((2, 2, 3), shade, np.uint8), 0.0, boxes)
+
+    assert (taken(0) == taken(0), taken(0) == taken(1), taken(0) == "a") == (True, False, False)
+    assert [taken(1), taken(0)].index(taken(0)) == 1
+    images = [
+        replayfleet.LabelledImages(np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 1]), ("a", "b")) for _ in range(2)
+    ]
+    assert images[0] != images[1], "most may not have been read yet"
