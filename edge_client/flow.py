@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 def _equal(one: Any, other: object) -> bool:
     """Whether they are equal records; NumPy would ask which number of an array is meant."""
-    if type(one) is not type(other):
-        return False
-    return all(np.array_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
+    names = [each.name for each in fields(one)]
+    return type(one) is type(other) and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
