@@ -81,9 +81,10 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The model failed on these images, and takes others."""
+    """The model failed on these images, and takes others; ``no_memory``: for want of memory, which may pass."""
 
     detail: str
+    no_memory: bool = False
 
 
 ToWorker: TypeAlias = Load | Run

@@ -94,7 +94,7 @@ class WorkerModel:
         Raises:
             ModelLost: The process died or hung; the next call starts another, after a while if it keeps dying.
             OSError: The machine starts none, with no memory left, say, or it died as it loaded; a later call tries
-                again, after a while.
+                again, after a while. Or the process finds no memory for the images.
             ArtefactRejected: A new process refuses the model.
             RuntimeError: The model failed on these images.
         """

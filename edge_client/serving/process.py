@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -116,6 +117,7 @@ class ServingProcess:
 
         Raises:
             ModelLost: It died or hung; it is dead now.
+            OSError: It finds no memory for them.
             ValueError: The images have another shape or type.
             RuntimeError: The model failed on these images.
         """
@@ -128,6 +130,8 @@ class ServingProcess:
         except OSError as gone:
             self._process.kill()
             raise ModelLost(ending(self._process, _GOODBYE_S)) from gone
+        except MemoryError as none_left:
+            raise OSError(errno.ENOMEM, str(none_left)) from none_left
         finally:
             self._lanes.put(lane)
 
@@ -155,7 +159,7 @@ class ServingProcess:
             raise ModelLost(f"{ending(self._process, _GOODBYE_S)} while it loaded") from gone
         if isinstance(answer, Refused):
             if answer.reason == Reason.BUSY.value:
-                raise OSError(answer.detail)
+                raise OSError(errno.ENOMEM, answer.detail)
             raise ArtefactRejected(Reason(answer.reason), answer.detail)
         if not isinstance(answer, Loaded):
             raise ModelLost(f"its process answered with {type(answer).__name__}")
@@ -183,7 +187,7 @@ class _Lane:
         self._area.images[: len(images)] = images
         answer = _ask(self._link, Run(len(images)), timeout_s, pid)
         if isinstance(answer, Failed):
-            raise RuntimeError(answer.detail)
+            raise (MemoryError if answer.no_memory else RuntimeError)(answer.detail)
         if not isinstance(answer, Answered):
             raise ConnectionError(f"its process answered with {type(answer).__name__}")
         outputs: NDArray[np.float32] = self._area.outputs[: len(images)].copy()

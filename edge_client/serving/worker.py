@@ -87,7 +87,7 @@ def answer(images: int, area: Area, run: Model) -> messages.FromWorker:
             raise ValueError(f"outputs are {outputs.shape} {outputs.dtype}, expected {expected} float32")
         area.outputs[:images] = outputs
     except Exception as error:  # runtimes share no exception class
-        return messages.Failed(in_short(error))
+        return messages.Failed(in_short(error), is_out_of_memory(error))
     return messages.Answered()
 
 

@@ -33,6 +33,7 @@ from replayfleet.edge_client.serving.loading import LoadedModel, load_model
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.messages import Load
 from replayfleet.edge_client.serving.model import WorkerModel, Workers
+from replayfleet.edge_client.serving.probation.failures import FAILURES_BEFORE_ROLLBACK
 from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
@@ -202,6 +203,17 @@ def test_a_model_for_which_there_is_no_memory_is_not_refused_but_waits_for_it(
         assert slot.install(colours.candidate(1, colours.workers(*DOUBLE))).version == 1
     finally:
         slot.clear()
+
+
+def test_pictures_for_which_there_is_no_memory_count_against_no_model(
+    rig: Callable[..., Rig], colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", "finds no memory for pictures")
+    made = rig()
+    made.start(colours.candidate(1))
+    made.slot.install(colours.candidate(2, colours.workers(*DOUBLE)))
+    made.until(lambda: made.loop.counts.num_failed > 2 * FAILURES_BEFORE_ROLLBACK)
+    assert (made.slot.num_rollbacks, made.slot.on_probation.version) == (0, 2)
 
 
 @pytest.mark.parametrize(

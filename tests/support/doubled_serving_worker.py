@@ -51,6 +51,8 @@ def misbehaves(how: str, image: NDArray[np.float32]) -> list[float] | None:
         time.sleep(HANG_S if how == "hangs" else SLOW_S)
     elif how == "leaks":
         LEAKED.append(bytearray(os.urandom(4096) * (LEAK_BYTES // 4096)))
+    elif how == "finds no memory for pictures":
+        raise MemoryError("none is left for 12 MB")
     always = {"not finite": [np.nan] * 3, "drifts": [0.0, 1.0, 0.0]}
     return [3.0 * float(image.mean()), 0.0, 0.0] if how == "tells dark from bright" else always.get(how)
 
