@@ -258,8 +258,12 @@ class ModelSlot:
 def _let_go(dropped: ServedModel | None) -> None:
     """End what a dropped model holds; a thread of its own waits for its last calls."""
     held = None if dropped is None else _held(dropped.model)
-    if held is not None:
+    if held is None:
+        return
+    try:
         threading.Thread(target=held.close, name="let-go", daemon=True).start()
+    except RuntimeError:  # no thread is left: it is waited for here, or its process would stay for good
+        held.close()
 
 
 def _held(model: object) -> Held | None:

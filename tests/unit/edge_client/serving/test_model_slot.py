@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -242,6 +243,16 @@ def test_a_runtime_that_another_one_follows_is_let_go_and_one_that_follows_itsel
     assert slower.ended.wait(60)
     assert slot.upgrade(1, faster)
     assert not faster.ended.wait(0.05)
+
+
+def test_a_machine_that_has_no_thread_left_swaps_and_rolls_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = ModelSlot()
+    processes = [Process(version) for version in range(4)]
+    monkeypatch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+    for version in (1, 2, 3):
+        slot.install(candidate(version, processes[version]))
+    assert slot.roll_back(3).version == 1
+    assert [process.state for process in processes[1:]] == ["runs", "closed", "closed"]
 
 
 def test_what_is_refused_or_cleared_is_let_go_at_once() -> None:
