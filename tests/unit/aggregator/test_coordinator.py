@@ -36,6 +36,7 @@ from replayfleet.federation.service.disk import Disk, Room, disk_errno
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import (
+    COUNTER_BITS,
     Announcement,
     BlobEntry,
     FleetSpec,
@@ -987,6 +988,16 @@ def test_an_upload_of_an_epoch_that_was_undone_is_refused(desk: Desk) -> None:
     desk.upload("a")
     assert not desk.coordinator.rounds.accepted
     assert desk.courier.refused[-1] == ("a", "wrong-round")
+
+
+@pytest.mark.parametrize("epoch", [0, 2], ids=["the one before", "one that a restored store knows nothing of"])
+def test_an_upload_that_arrives_from_another_epoch_counts_no_more(desk: Desk, epoch: int) -> None:
+    desk.online("a", "b")
+    desk.store.raise_epoch(1)  # while it was on its way
+    sent = Manifest("up", "street", "a", 0, (epoch << COUNTER_BITS) + 1, (), encode_facts({}))
+    desk.hears(Arrived("a", "0" * 32, sent, 7))
+    assert not desk.coordinator.rounds.accepted
+    assert (desk.courier.verdicts[-1], desk.courier.reasons[-1]) == (("a", False), "wrong-round")
 
 
 def test_a_client_ahead_of_the_store_gets_the_open_rounds_download_as_a_newer_version(desk: Desk) -> None:

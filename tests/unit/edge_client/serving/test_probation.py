@@ -170,6 +170,10 @@ def watched(*models: Model, **rules: float) -> tuple[ModelSlot, Guard]:
     return slot, Guard(slot, ProbationRules(**rules), clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
+def follow(slot: ModelSlot, version: int) -> None:
+    slot.install(Candidate(version, version, TASK.image_shape, lambda: Changing(1, 0, 0), check))
+
+
 def sample(slot: ModelSlot) -> Answered:
     assert slot.active is not None
     view = WholePicture(TASK)
@@ -187,6 +191,36 @@ def test_a_guard_confirms_a_model_that_showed_nothing_bad() -> None:
     guard.tick(111.0)
     assert slot.on_probation is None
     assert slot.num_rollbacks == 0
+
+
+def test_each_version_is_watched_for_its_own_time_and_by_its_own_answers() -> None:
+    slot, guard = watched(Changing(1, 0, 0), Changing(1, 0, 0), duration_s=10.0, num_answered=3)
+    guard.tick(100.0)
+    before = sample(slot)
+    for _ in range(3):
+        guard.saw(before)
+    follow(slot, 2)
+    guard.tick(109.0)  # what the version before it answered
+    guard.tick(120.0)
+    assert slot.on_probation is not None, "nothing asked this one"
+    for _ in range(2):
+        guard.saw(sample(slot))
+    follow(slot, 3)
+    guard.saw(before)
+    for _ in range(2):
+        guard.saw(sample(slot))
+    guard.tick(121.0)
+    guard.tick(140.0)
+    assert slot.on_probation is not None, "two answers are its own"
+    guard.saw(sample(slot))
+    follow(slot, 4)
+    for _ in range(3):
+        guard.saw(sample(slot))
+    guard.tick(141.0)
+    guard.tick(150.0)
+    assert slot.on_probation is not None, "it has served for nine seconds"
+    guard.tick(151.0)
+    assert slot.on_probation is None
 
 
 @pytest.mark.parametrize(
