@@ -360,13 +360,14 @@ class Coordinator:
             return  # whoever claims a version far ahead is sent higher ones, below which there is room for any number
         self._num_reports[report.client_id] += 1
         self._reported[report.client_id] = report.version
+        measure = "boxes_found" if "boxes_found" in report.metrics else "accuracy"
         self._parts.journal.add(
             "client report",
             details={"metrics": dict(report.metrics)},
             client=report.client_id,
             round=report.round,
             version=report.version,
-            accuracy=report.metrics.get("accuracy"),
+            **{measure: report.metrics.get(measure)},
         )
 
     def _on_disk(self, now: float) -> None:

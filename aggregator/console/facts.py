@@ -28,7 +28,7 @@ class Member:
         state: one word: ``online``, ``offline``, ``excluded``, ...
         tone: how it is coloured: ``good``, ``quiet``, ``warn``.
         why: what it does or is waited for, in words.
-        accuracy: newest share in [0, 1]; None where none was reported.
+        accuracy: newest share in [0, 1], of a detector that of the boxes it finds; None where none was reported.
         change: of the accuracy since the report before.
         num_troubles: rejected, refused, failed and rolled back since the journal begins.
         seen_at: Unix time; None if never heard of.
@@ -222,7 +222,7 @@ def _alive(member: MemberView, told: ClientStory) -> Member:
 
 def from_story(told: ClientStory) -> Mapping[str, Any]:
     """Return the fields of a ``Member`` that the journal alone knows."""
-    known = [metrics["accuracy"] for _, metrics in told.reports if "accuracy" in metrics]
+    known = [metrics[told.measure] for _, metrics in told.reports if told.measure in metrics]
     return {
         "device": _device(told.device, told.provider),
         "accuracy": known[-1] if known else None,

@@ -60,6 +60,11 @@ class ClientStory:
         """The newest value of one metric."""
         return next((metrics[name] for _, metrics in reversed(self.reports) if name in metrics), None)
 
+    @property
+    def measure(self) -> str:
+        """What it reports of its held-out samples: ``accuracy``, or of a detector ``boxes_found``."""
+        return "accuracy" if self.newest("boxes_found") is None else "boxes_found"
+
 
 @dataclass(slots=True)
 class RoundStory:

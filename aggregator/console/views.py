@@ -36,6 +36,8 @@ _SHOWN = {
     "trouble": lambda member: member.num_troubles > 0,
     "offline": lambda member: member.state != "online",
 }
+MEASURES = {"accuracy": "Accuracy", "boxes_found": "Boxes found"}
+"""What clients report of their held-out samples, and what it is called."""
 BUTTONS = {
     "exclude": "Exclude",
     "readmit": "Readmit",
@@ -104,7 +106,7 @@ def span(seconds: float | None) -> str:
 def told(value: object, name: str = "") -> str:
     """Return what an event says of something, numbers without digits that nobody reads."""
     if isinstance(value, float):
-        return words.percent(value) if "accuracy" in name else f"{value:.4g}"
+        return words.percent(value) if "accuracy" in name or name in MEASURES else f"{value:.4g}"
     return words.megabytes(value) if name == "bytes" and isinstance(value, int) else words.visible(str(value))
 
 
@@ -130,13 +132,16 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
     troubled = sum(member.num_troubles > 0 for member in fleet.belonging)
     wanted, show = asked.get("q", "").lower(), _SHOWN.get(asked.get("show", ""))
     rows = [m for m in fleet.members if wanted in m.client.lower() and (show is None or show(m))]
-    chart, each = _fleet_chart(story, fleet)
+    found_boxes = any(told.measure == "boxes_found" for told in story.clients.values())
+    measured = MEASURES["boxes_found" if found_boxes else "accuracy"]
+    chart, each = _fleet_chart(story, fleet, f"{measured} after each round")
     return {
+        "measured": measured,
         "title": "Fleet",
         "headline": headline(fleet),
         "tiles": (
             ("Clients online", f"{online} of {num}" if fleet.is_live else "not known", ""),
-            ("Mean accuracy", words.percent(fleet.accuracy), ""),
+            (f"Mean {measured.lower()}", words.percent(fleet.accuracy), ""),
             ("Rounds done", str(fleet.round), ""),
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),
             ("With trouble", f"{troubled} of {num}", "since the journal begins"),
@@ -262,7 +267,7 @@ def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, st
     change = "" if member.change is None else f"{100 * member.change:+.1f} points in its last round"
     latency = told.newest("latency_p95_s")
     return (
-        ("Accuracy", words.percent(member.accuracy), change),
+        (MEASURES[told.measure], words.percent(member.accuracy), change),
         ("Version", member.version, "confirmed" if member.is_confirmed else "not confirmed"),
         ("Sent", words.megabytes(member.bytes_up), "in all its uploads"),
         ("Received", words.megabytes(member.bytes_down), "in all its downloads"),
@@ -270,9 +275,9 @@ def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, st
     )
 
 
-def _fleet_chart(story: Story, fleet: Fleet) -> tuple[Chart | None, str]:
+def _fleet_chart(story: Story, fleet: Fleet, title: str) -> tuple[Chart | None, str]:
     """Return it, and what its faint lines are."""
-    by_client = {name: dict(_series(told, "accuracy")) for name, told in sorted(story.clients.items())}
+    by_client = {name: dict(_series(told, told.measure)) for name, told in sorted(story.clients.items())}
     by_client = {name: values for name, values in by_client.items() if values}
     if not by_client:
         return None, ""
@@ -288,7 +293,7 @@ def _fleet_chart(story: Story, fleet: Fleet) -> tuple[Chart | None, str]:
         *((name, shares, "client") for name, shares in each.items()),
         ("mean of the clients", mean, "own"),
     )
-    return Chart("fleet", "Accuracy after each round", lines, rounds[0]), faint
+    return Chart("fleet", title, lines, rounds[0]), faint
 
 
 def _client_charts(client: str, told: ClientStory) -> list[tuple[str, Chart, list[tuple[str, str]]]]:

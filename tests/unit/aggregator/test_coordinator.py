@@ -191,9 +191,11 @@ class Aggregation:
 class Journal:
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.facts: dict[str, Any] = {}  # of the newest
 
-    def add(self, event: str, **_facts: Any) -> None:
+    def add(self, event: str, **facts: Any) -> None:
         self.lines.append(event)
+        self.facts = facts
 
     def numbers(self, _event: str, _field: str) -> set[int]:
         return set(range(100))
@@ -491,6 +493,15 @@ def test_a_report_counts_once_for_each_version_and_only_from_its_client(desk: De
         desk.hears(event)
     desk.hears(Received("a", Report("a", 0, 2, {})))
     assert desk.journal.lines.count("client report") == 1
+
+
+def test_of_a_detector_the_journal_says_how_many_boxes_it_finds(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.hears(Received("a", Report("a", 0, 1, {"boxes_found": 0.25})))
+    assert desk.journal.facts["boxes_found"] == 0.25
+    assert "accuracy" not in desk.journal.facts
+    desk.hears(Received("b", Report("b", 0, 1, {"accuracy": 0.5})))
+    assert desk.journal.facts["accuracy"] == 0.5
 
 
 def test_a_client_whose_version_it_made_huge_itself_fills_the_journal_with_no_reports(desk: Desk) -> None:

@@ -111,6 +111,22 @@ def test_of_many_places_a_chart_shows_what_all_of_them_do(tmp_path: Path) -> Non
     assert newest == {"lowest": 0.0, "highest": 1.0, "mean of 23": pytest.approx(0.5)}
 
 
+def test_of_a_fleet_that_learns_boxes_the_pages_show_how_many_are_found(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    journal, shares = folder / "events.jsonl", Watch(folder).read(lambda fleet, *_: [m.accuracy for m in fleet.members])
+    journal.write_text(journal.read_text().replace('"accuracy"', '"boxes_found"'))
+    fleet = Watch(folder).read(lambda fleet, *_: fleet)
+    assert [member.accuracy for member in fleet.members] == shares
+    assert fleet.accuracy is not None
+    app = console(folder)
+    text = ask(app, "/").text
+    assert "Boxes found after each round</h2>" in text
+    assert re.search(rf"<dt>Mean boxes found</dt><dd>{100 * fleet.accuracy:.1f} %", text)
+    assert "ccuracy" not in text
+    assert re.search(r"<dt>Boxes found</dt><dd>\d", ask(app, "/clients/cam-001").text)
+    assert re.search(r"boxes_found.{0,40} %", ask(app, "/journal?q=boxes_found").text)
+
+
 def test_rows_can_be_chosen(folder: Path) -> None:
     text = ask(console(folder), "/?show=trouble&q=CAM").text
     assert "/clients/cam-002" in text
