@@ -52,6 +52,9 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     there |= {family.name for family in metrics.registry.collect()}
     board = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
     texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    quality = [text for text in texts if "replayfleet_member_accuracy" in text]
+    assert len(quality) == 2
+    assert all("replayfleet_member_boxes_found" in text for text in quality), "of detectors there is no accuracy"
     texts.append((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))
     assert set(re.findall(r"replayfleet_\w+", " ".join(texts))) <= there
 
