@@ -24,7 +24,7 @@ from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
-from replayfleet.federation.errors import ReplayfleetError, told
+from replayfleet.federation.errors import ReplayfleetError, is_out_of_memory, told
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
 from replayfleet.federation.wire.protocol.messages import (
@@ -455,8 +455,10 @@ class Coordinator:
             self._aggregates, self._aggregation_waits = False, True
             self._collect_due = True  # what was made in vain takes room
             return
+        # A bare MemoryError says nothing, and PyTorch's words name a line of its own.
+        why = f"memory doesn't suffice ({told(error)})" if is_out_of_memory(error) else str(error)
         raise ReplayfleetError(
-            f"round {self.rounds.index} can't be aggregated: {error}; its uploads are kept, the next start tries again"
+            f"round {self.rounds.index} can't be aggregated: {why}; its uploads are kept, the next start tries again"
         ) from error
 
     def _announce(self, now: float, state: Literal["offline"] | None = None) -> None:

@@ -142,7 +142,7 @@ class Jobs:
             work, done, failed = self.waiting.pop(0)
             try:
                 result = work()
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, MemoryError) as error:
                 failed(error, now)
             else:
                 done(result, now)
@@ -182,7 +182,7 @@ class Aggregation:
     ) -> RoundResult:
         self.left_out = left_out
         if self.fails:
-            raise ValueError("no memory")
+            raise MemoryError
         self.ran.append((index, list(uploads)))
         drafts = {client: self.draft(client, index + 1, wishes) for client in uploads}
         return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, {}, {}, {}, 0.1, 0.1)
@@ -700,7 +700,7 @@ def test_a_restart_goes_on_where_the_store_says(desk: Desk, closed: bool) -> Non
 def test_a_round_that_cant_be_aggregated_ends_the_process_and_keeps_its_uploads(desk: Desk) -> None:
     desk.aggregation.fails = True
     desk.upload("a", "b")
-    with pytest.raises(ReplayfleetError, match=r"round 0 can't be aggregated: no memory; its uploads are kept"):
+    with pytest.raises(ReplayfleetError, match=r"aggregated: memory doesn't suffice \(MemoryError: \); its uploads"):
         desk.jobs.run(0.0)
     assert desk.restarted().coordinator.rounds.accepted == ("a", "b")
 
