@@ -161,6 +161,15 @@ def test_a_strangers_root_with_keys_that_are_none_introduces_nobody_and_harms_no
     assert device.hears(aggregator.announcement())
 
 
+def test_a_root_that_doesnt_name_who_announces_it_is_trusted_by_nobody(aggregator: Aggregator, tmp_path: Path) -> None:
+    """Else a stranger who has recorded one binds a new device to that fleet, for good."""
+    device, stranger = Device(tmp_path / "new"), Aggregator(tmp_path / "stranger")
+    stranger.releases.roots = Aggregator(tmp_path / "another fleet").releases.roots
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(stranger.announcement())
+    assert device.hears(aggregator.announcement())
+
+
 def test_nothing_but_an_announcement_introduces_an_aggregator(aggregator: Aggregator, tmp_path: Path) -> None:
     device = Device(tmp_path / "new")
     with pytest.raises(MalformedMessage, match="root doesn't name"):
@@ -228,20 +237,23 @@ def test_data_without_end_or_sense_is_refused(aggregator: Aggregator, device: De
 def test_what_was_recorded_long_ago_is_passed_over_also_by_a_restarted_device(
     aggregator: Aggregator, device: Device
 ) -> None:
-    recorded = aggregator.announcement()
+    will, recorded = aggregator.releases.signer.seal(ROUND, b"\x01", Kind.WILL), aggregator.announcement()
     aggregator.now_us += DAY_US
     assert device.hears(aggregator.announcement())
     device.restart()
     with pytest.raises(MalformedMessage, match="long ago"):
         device.hears(recorded)
     assert "86400 s older than what it said before" in device.trust.problem
-    assert device.hears(aggregator.releases.signer.seal(ROUND, b"\x01", Kind.WILL)), "a will is as old as its process"
+    assert device.hears(will), "a will is as old as its process"
+    assert device.trust.heard_us == aggregator.now_us
 
 
 def test_two_aggregators_whose_clocks_differ_a_little_are_both_heard(aggregator: Aggregator, device: Device) -> None:
-    other = Aggregator(aggregator.keys)
-    other.now_us = aggregator.now_us - CLOCKS_APART_US + 1_000_000
+    (aggregator.keys / FLOOR).unlink()
+    other, heard_us = Aggregator(aggregator.keys), device.trust.heard_us
+    other.now_us = heard_us - CLOCKS_APART_US + 1_000_000
     assert device.hears(other.announcement())
+    assert device.trust.heard_us == heard_us, "or a little and a little more would be long ago"
 
 
 def test_who_takes_over_with_a_clock_that_is_a_little_behind_is_believed(
