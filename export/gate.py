@@ -9,6 +9,7 @@ Axes: N samples, K classes, B batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,20 +139,27 @@ def compare_answers(
 
 
 def _answers(run: Run, images: Array) -> Array:
-    """Return (N, ...) all answers.
+    """Return (N, ...) all answers; raises as ``_batches`` does."""
+    return np.concatenate(list(_batches(run, images)))
+
+
+def _batches(run: Run, images: Array) -> Iterator[Array]:
+    """Yield the answers, (B, ...) some at a time.
 
     Raises:
         ArtefactRejected: (not-finite) One of them is NaN or infinity.
     """
     size = max(1, min(256, _PIXELS_PER_BATCH // images[0].size))
-    answers = np.concatenate([run(images[first : first + size]) for first in range(0, len(images), size)])
-    if not np.isfinite(answers).all():
-        raise ArtefactRejected(Reason.NOT_FINITE, "the model answers with NaN or infinity; nothing was written")
-    return answers
+    for first in range(0, len(images), size):
+        answers = run(images[first : first + size])
+        if not np.isfinite(answers).all():
+            raise ArtefactRejected(Reason.NOT_FINITE, "the model answers with NaN or infinity; nothing was written")
+        yield answers
 
 
 def _found(spec: DetectionSpec, run: Run, images: Array) -> list[Detections]:
-    return detections(spec, _answers(run, images), DetectionRules())
+    # Of a detector what it finds is small, and what it answers larger than the pictures: so no two batches at once.
+    return [found for answers in _batches(run, images) for found in detections(spec, answers, DetectionRules())]
 
 
 def _labelled(rows: NDArray[np.float32]) -> Detections:

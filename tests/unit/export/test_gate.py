@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,21 @@ def test_a_detector_is_judged_by_boxes_of_the_right_class_in_the_right_place():
         assert verdict.reference == 1.0
         assert verdict.candidate == pytest.approx(share)
         assert compare_answers(DETECTOR, pictures, right, run, 1.0, drawn=False).candidate == pytest.approx(share)
+
+
+def test_of_what_a_detector_answers_one_batch_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("replayfleet.export.gate._PIXELS_PER_BATCH", 2 * 64 * 64)
+    seen, answers, held = sees((0, 0, 0)), list[weakref.ref[Array]](), list[int]()
+
+    def run(images: Array) -> Array:
+        held.append(sum(answer() is not None for answer in answers))
+        answers.append(weakref.ref(answer := seen(images)))
+        return answer
+
+    verdict = compare_answers(DETECTOR, np.zeros((8, 1, 64, 64), np.float32), run, run, 1.0, drawn=False)
+    assert verdict.loss_points == 0
+    assert len(held) == 8
+    assert max(held) == 1
 
 
 def test_nothing_to_be_seen_is_no_measure():
