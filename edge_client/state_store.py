@@ -27,7 +27,15 @@ from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry, FleetSpec, Manifest, Probe, Serving
+from replayfleet.federation.wire.protocol.messages import (
+    TASK_GRAPH,
+    BlobEntry,
+    FleetSpec,
+    Manifest,
+    Probe,
+    Release,
+    Serving,
+)
 
 log = EventLogger(__name__)
 
@@ -202,12 +210,14 @@ class SentAway(msgspec.Struct, frozen=True):
         round: of its manifest.
         reason: value of a ``Reason``.
         detail: one line.
+        release: of its manifest: whose word it was.
     """
 
     version: int
     round: int
     reason: str
     detail: str
+    release: Release | None = None
 
 
 def spec_digest(spec: FleetSpec) -> str:
@@ -350,8 +360,8 @@ class StateStore:
             return None
         num_deaths = trial.num_deaths + trial.runs
         if num_deaths >= DEATHS_ON_PROBATION and held is not None:
-            detail = f"the client died {num_deaths} times while it served it"
-            crashed = SentAway(trial.version, held.manifest.round, Reason.CRASHED.value, detail)
+            detail, manifest = f"the client died {num_deaths} times while it served it", held.manifest
+            crashed = SentAway(trial.version, manifest.round, Reason.CRASHED.value, detail, manifest.release)
             if self.send_away(crashed) is not None:
                 return crashed
         self._write("probation", Trial(trial.version, num_deaths=num_deaths))

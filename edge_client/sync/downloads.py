@@ -134,7 +134,8 @@ class DownloadDesk:
         rollback, version = slot.last_rollback, held.manifest.version
         if rollback is not None and rollback is not self._seen_rollback and rollback.version == version:
             self._seen_rollback = rollback
-            self._send_away(SentAway(rollback.version, rollback.round, rollback.reason.value, rollback.detail))
+            why = rollback.reason.value, rollback.detail
+            self._send_away(SentAway(rollback.version, rollback.round, *why, held.manifest.release))
         elif self._on_probation and slot.on_probation is None:
             served = slot.active
             if served is not None and served.version == version:
@@ -165,9 +166,11 @@ class DownloadDesk:
             self._tell(event.peer, offer.manifest, offer.transfer_id)
             return []
         try:
-            sent_away = -1 if self._sent_away is None else self._sent_away.version
-            if held is not None and not parts.trust.vouches_for(held):
-                held, sent_away = None, -1  # whoever made it counts for nothing now, and neither does its version
+            # Whoever made what counts for nothing now, and neither does its version.
+            gone = self._sent_away
+            sent_away = gone.version if gone is not None and parts.trust.vouches_for(gone.release) else -1
+            if held is not None and not parts.trust.vouches_for(held.release):
+                held = None
             parts.gate.check(event.peer, offer.manifest, held, sent_away)
             if event.peer != EVERYBODY:
                 parts.trust.check(offer.manifest)
@@ -332,7 +335,8 @@ class DownloadDesk:
             log.error("stored model can't be served", version=manifest.version, reason=error)
             refused = error.reason if isinstance(error, ArtefactRejected) else None
             if refused is not None and self._on_probation and self._held is download:
-                self._send_away(SentAway(manifest.version, manifest.round, refused.value, str(error)[:300]))
+                why = refused.value, str(error)[:300]
+                self._send_away(SentAway(manifest.version, manifest.round, *why, manifest.release))
             elif refused in {None, Reason.CRASHED, Reason.HUNG}:
                 self._again_at = now + self._backoff.next_s()
             self._install_from_disk(candidates)

@@ -27,7 +27,7 @@ from replayfleet.federation.paths import read_regular
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import decode, encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_METADATA_BYTES, check
-from replayfleet.federation.wire.protocol.messages import Announcement, Manifest
+from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, Release
 from replayfleet.federation.wire.protocol.topics import Address
 from replayfleet.federation.wire.transport.seal import CLOCKS_APART_US, Kind, Sealed
 
@@ -155,12 +155,12 @@ class FleetTrust:
         except (RepositoryError, DownloadError) as error:
             raise ArtefactRejected(Reason.UNTRUSTED, " ".join(str(error).split())[:300]) from error
 
-    def vouches_for(self, manifest: Manifest) -> bool:
+    def vouches_for(self, release: Release | None) -> bool:
         """Whether keys that count today signed for a download that was taken before."""
-        if manifest.release is None:
+        if release is None:
             return True
         try:
-            signed = Metadata[Timestamp].from_bytes(manifest.release.timestamp).signatures
+            signed = Metadata[Timestamp].from_bytes(release.timestamp).signatures
         except RepositoryError:
             return False
         return not self._keys or any(key_id in signed for key_id in self._keys.values())

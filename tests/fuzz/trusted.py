@@ -122,7 +122,7 @@ def _releases(data: bytes) -> None:
     for *trees, signs in taken_apart(data, list[tuple[dict[str, Any] | bytes, dict[str, Any] | bytes, Any, bool]]):
         files = [_signed(tree, _online(), signs) for tree in trees]
         manifest = msgspec.structs.replace(SERVED, release=Release(*files))
-        device.vouches_for(manifest)
+        device.vouches_for(manifest.release)
         device.check(manifest)
 
 

@@ -45,6 +45,7 @@ from replayfleet.federation.wire.protocol.messages import (
     Manifest,
     Offer,
     Probe,
+    Release,
     Report,
     RolledBack,
     Serving,
@@ -174,6 +175,9 @@ def report_of(payload: bytes) -> Report:
     return message
 
 
+REPLACED = Release(b"of a key that was replaced", b"", b"")
+
+
 class Trusting:
     """Takes every download, and no root."""
 
@@ -184,8 +188,8 @@ class Trusting:
         if self.refused:
             raise ArtefactRejected(Reason.UNTRUSTED, self.refused)
 
-    def vouches_for(self, manifest: Manifest) -> bool:
-        return True
+    def vouches_for(self, release: Release | None) -> bool:
+        return release != REPLACED
 
     def learn(self, roots: Any) -> None:
         pass
@@ -819,6 +823,31 @@ def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_tr
     assert made.hear(announcement(2, instance="e2"), offered(3)) is Step.TRAINING
     made.hear(announcement(2, instance="e3"))
     assert len(made.rollbacks) == 2, "a newer one is held: nobody needs to know any more"
+
+
+def test_a_roll_back_is_for_good_though_the_download_before_was_signed_with_a_key_that_is_replaced(
+    made: Harness, tmp_path: Path
+) -> None:
+    made.hear(announcement(0), of_round(0, 1, release=REPLACED))
+    made.hear(announcement(1), offered(2))
+    made.slot.roll_back(2, Reason.DRIFTED, "one class")
+    made.client.tick(1.0)
+    again = Harness(tmp_path)
+    again.hear(announcement(1), offered(2))
+    assert (again.courier.refused, again.client.serving_version) == (["rolled-back"], 1)
+    again.hear(announcement(2), offered(3))
+    assert again.client.serving_version == 3
+
+
+def test_what_a_replaced_key_signed_and_was_rolled_back_keeps_no_download_away(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(of_round(0, 1000, release=REPLACED))
+    made.slot.roll_back(1000, Reason.DRIFTED, "one class")
+    made.client.tick(1.0)
+    again = Harness(tmp_path)
+    for version in (2, 3):
+        again.hear(announcement(version - 1), offered(version))
+        assert again.client.serving_version == version
 
 
 def test_a_model_that_is_rolled_back_before_its_swap_was_noted_is_not_held(made: Harness, tmp_path: Path) -> None:
