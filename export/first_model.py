@@ -41,11 +41,11 @@ def initial_parameters(path: Path, method: Any, run_seed: int) -> dict[str, torc
 def _checked(path: Path, task: AnyTaskSpec) -> tuple[Model, tuple[int, ...]]:
     """Return the model of a file, and the position among the fleet's classes of each of its own."""
     model = read_parameter_file(path).model
+    kind = "detector" if isinstance(task, DetectionSpec) else "task"
     if model is None:
         raise SettingsError(
-            f"{path} doesn't say what it holds; write it with `model-export task --split --from RUN`, or Model.save"
+            f"{path} doesn't say what it holds; write it with `model-export {kind} --split --from RUN`, or Model.save"
         )
-    kind = "detector" if isinstance(task, DetectionSpec) else "task"
     if model.kind != kind:
         raise SettingsError(f"{path} holds a {model.kind} model, expected a {kind} model")
     for field in dataclasses.fields(task):

@@ -103,5 +103,7 @@ def test_tensors_without_a_header_are_refused(tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     (tmp_path / "m.safetensors").write_bytes(save({"w": np.ones(3)}))
-    with pytest.raises(SettingsError, match="doesn't say what it holds; write it with `model-export task --split"):
-        initial_parameters(tmp_path / "m.safetensors", method(), run_seed=0)
+    for task, kind in ((TASK, "task"), (STREET, "detector")):
+        expected = f"doesn't say what it holds; write it with `model-export {kind} --split"
+        with pytest.raises(SettingsError, match=expected):
+            initial_parameters(tmp_path / "m.safetensors", method(task=task), run_seed=0)
