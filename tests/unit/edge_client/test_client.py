@@ -941,6 +941,24 @@ def test_a_restarted_client_serves_reports_and_keeps_what_it_needs(made: Harness
     assert again.records.held() == HeldDownload(manifest(1), SPEC)
 
 
+def test_blobs_of_what_is_on_its_way_or_came_for_all_are_kept_until_it_comes_to_nothing(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    shared = Manifest("down", "fleet", "*", 1, 1, (BlobEntry("task", "d" * 64, 5, shared=True),))
+    made.hear(Arrived("*", "e" * 32, shared, 100))
+    monkeypatch.setattr(made.courier, "accept", lambda *_: [])
+    made.hear(offered(2))
+    made.client.tick(0.0)
+    assert {"d" * 64, f"{2:064x}"} <= made.blobs.kept
+    made.hear(Failed("c1", f"{2:032x}", TimeoutError("nothing heard")))
+    made.client._downloads.collect_soon()
+    made.client.tick(0.0)
+    assert f"{2:064x}" not in made.blobs.kept
+
+
 def choice(name: str = "own", probe: Probe = GOOD) -> Choice:
     scores = {"task": 0.5, "own": 0.75, "served": 0.5}
     return Choice(name, scores, 0.25, 0.0625, True, BlobEntry("task", "c" * 64, 5), probe)
