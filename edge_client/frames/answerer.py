@@ -61,7 +61,7 @@ class Answerer:
         self._view = view
         self._clock = clock
         self._on_answer = on_answer
-        self._failures = Failures(slot)
+        self._failures = Failures(slot, clock)
         self._ages: collections.deque[float] = collections.deque(maxlen=_AGES_KEPT)
         self._answered = self._failed = 0
         self._newest_ids: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Answerer:
                     break
                 continue
             if outputs is not None:
-                self._failures.answered()
+                self._failures.answered(served)
                 self._on_answer(Answered(served, self._view, inputs, answers, time.perf_counter() - began))
             self._answered += 1
             taken_at, now = picture.captured_at, self._clock()

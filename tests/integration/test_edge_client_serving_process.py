@@ -205,15 +205,16 @@ def test_a_model_for_which_there_is_no_memory_is_not_refused_but_waits_for_it(
         slot.clear()
 
 
-def test_pictures_for_which_there_is_no_memory_count_against_no_model(
+def test_pictures_for_which_a_new_model_finds_no_memory_are_answered_by_the_one_before_and_count_against_none(
     rig: Callable[..., Rig], colours: Colours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MISBEHAVES", "finds no memory for pictures")
     made = rig()
     made.start(colours.candidate(1))
     made.slot.install(colours.candidate(2, colours.workers(*DOUBLE)))
-    made.until(lambda: made.loop.counts.num_failed > 2 * FAILURES_BEFORE_ROLLBACK)
+    made.answered(3 * FAILURES_BEFORE_ROLLBACK)
     assert (made.slot.num_rollbacks, made.slot.on_probation.version) == (0, 2)
+    made.check_answers({1: 0})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,10 @@ DEATHS_BEFORE_ROLLBACK = 3
 """Deaths of its process within ``DEATHS_WITHIN_S`` that a confirmed model survives, the last one not."""
 DEATHS_WITHIN_S = 60.0
 
+STARVED_S = 300.0
+"""So long a model on probation may find no memory for frames that its predecessor answers: what else needs it for a
+while has ended by then, and the probation hasn't."""
+
 
 class Failures:
     """Counts what goes wrong; used by the serving thread alone.
@@ -37,11 +42,19 @@ class Failures:
         self._version = -1
         self._in_a_row = self._in_all = 0
         self._told = False  # one line for frames that fail in a row
+        self._starved_at = math.inf  # when it found no memory first since it answered
         self._deaths: collections.deque[float] = collections.deque(maxlen=DEATHS_BEFORE_ROLLBACK)
 
-    def answered(self) -> None:
+    def answered(self, served: ServedModel) -> None:
+        """Take who answered a frame: the active model, or the one before it in its place."""
         self._in_a_row = 0
         self._told = False
+        trial = self._slot.on_probation
+        if trial is None or trial is served:
+            self._starved_at = math.inf
+        elif self._clock() - self._starved_at >= STARVED_S:
+            why = f"in {STARVED_S:.0f} s it found no memory for frames that its predecessor answered"
+            self._roll_back(trial, Reason.FAILING, MemoryError(why))
 
     def next_after(
         self, served: ServedModel, error: Exception, outputs: NDArray[np.float32] | None
@@ -53,12 +66,18 @@ class Failures:
             error: how.
             outputs: what it said, if it said something.
         """
-        active = self._slot.active
-        if active is not served:
+        active, successor = self._slot.active, None
+        if isinstance(error, OSError):  # no process or no memory is to be had, which may be no model's doing
+            if self._slot.on_probation is served:
+                self._meet(served)
+                self._starved_at = min(self._starved_at, self._clock())
+                successor = self._slot.previous  # its process is there
+        elif active is not served:
             return active  # swapped in the middle of this frame
-        successor = None
-        if not isinstance(error, OSError):  # else no process is to be had, for this model or any other
-            self._count(served)
+        else:
+            self._meet(served)
+            self._in_a_row += 1
+            self._in_all += 1
             successor = self._successor(served, error, outputs)
         if successor is None and not self._told:
             self._told = True
@@ -77,12 +96,11 @@ class Failures:
             return self._roll_back(served, Reason.FAILING, error)
         return None
 
-    def _count(self, served: ServedModel) -> None:
+    def _meet(self, served: ServedModel) -> None:
         if served.version != self._version:
             self._version, self._in_a_row, self._in_all, self._told = served.version, 0, 0, False
             self._deaths.clear()
-        self._in_a_row += 1
-        self._in_all += 1
+            self._starved_at = math.inf
 
     def _after_a_loss(self, served: ServedModel, error: ModelLost, on_probation: bool) -> ServedModel | None:
         """On probation one loss is too many. Later, a new process of the same model is asked first."""

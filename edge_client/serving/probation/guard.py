@@ -127,7 +127,7 @@ class Guard:
             probation.answered(num_answered)
             if probation.compares(now):
                 self._compare(probation, answered, now)
-        failure = self._golden_vector(served) if probation.checks(now) else None
+        failure = self._golden_vector(served, probation) if probation.checks(now) else None
         failure = failure or probation.verdict()
         if failure is not None:
             self._slot.roll_back(served.version, *failure)
@@ -151,16 +151,17 @@ class Guard:
             return
         probation.compared(Compared(answered.answers, before, answered.took_s, took_s), now)
 
-    def _golden_vector(self, served: ServedModel) -> tuple[Reason, str] | None:
+    def _golden_vector(self, served: ServedModel, probation: Probation) -> tuple[Reason, str] | None:
         """Ask the process that serves; what it answered at its probe it must answer still."""
+        probation.starved = False
         try:
             served.prove(served.model)
         except ModelLost as lost:
             return (Reason.HUNG if lost.hung else Reason.CRASHED), str(lost)
         except ArtefactRejected as wrong:
             return wrong.reason, wrong.detail
-        except OSError:  # no process is to be had, for this model or any other
-            return None
+        except OSError:  # no process or no memory is to be had, which may be no model's doing
+            probation.starved = True
         except Exception as error:  # runtimes share no exception class
             return Reason.FAILING, f"{type(error).__name__}: {error}"
         return None

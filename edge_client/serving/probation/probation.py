@@ -36,6 +36,9 @@ class Probation:
         version: which.
         now: when it began to serve.
         rules: how it is watched.
+
+    Attributes:
+        starved: there was no memory when its golden vector was looked at last, so nothing says that it can serve.
     """
 
     def __init__(self, version: int, now: float, rules: ProbationRules) -> None:
@@ -45,6 +48,7 @@ class Probation:
         self._num_answered = 0
         self._checked_at = self._compared_at = now
         self._comparisons = Comparisons()
+        self.starved = False
 
     def answered(self, num_pictures: int) -> None:
         self._num_answered += num_pictures
@@ -78,4 +82,5 @@ class Probation:
     def passed(self, now: float) -> bool:
         """Whether it was watched for long enough."""
         rules, age_s = self._rules, now - self._began
-        return (age_s >= rules.duration_s and self._num_answered >= rules.num_answered) or age_s >= rules.at_most_s
+        has_served = age_s >= rules.duration_s and self._num_answered >= rules.num_answered
+        return has_served or (age_s >= rules.at_most_s and not self.starved)

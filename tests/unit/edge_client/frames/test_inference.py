@@ -23,6 +23,7 @@ from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.frames.views import Crops, WholePicture
+from replayfleet.edge_client.serving.probation.failures import STARVED_S
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.federation.errors import Reason
@@ -243,12 +244,49 @@ def test_no_model_is_to_blame_for_frames_while_no_process_is_to_be_had(confirmed
         slot.confirm(1)
     answerer = Answerer(slot, VIEW)
     failing.result = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-    assert _answered_by(answerer, 5) == [None] * 5
-    assert answerer.counts.num_failed == 5
+    assert _answered_by(answerer, 5) == [None if confirmed else 0] * 5, "the one before it has its process yet"
+    assert answerer.counts.num_failed == (5 if confirmed else 0)
     failing.result = RuntimeError("the first failure that is its own")
     assert _answered_by(answerer, 1) == [None]
     failing.result = 0.0
     assert _answered_by(answerer, 1) == [1]
+
+
+def test_a_model_on_probation_that_never_finds_memory_where_the_one_before_does_is_rolled_back() -> None:
+    before, fails, now = Fails(0.0), Fails(0.0), [0.0]
+    slot = _slot(before, says(1, 0), fails)
+    answerer = Answerer(slot, VIEW, clock=lambda: now[0])
+
+    def answers_at(at: float) -> list[int | None]:
+        now[0] = at
+        return _answered_by(answerer, 1)
+
+    fails.result = OSError(errno.ENOMEM, "none is left for 12 MB")
+    assert answers_at(0.0) == [0]
+    fails.result = 0.0
+    assert answers_at(STARVED_S) == [2], "it passed"
+    fails.result = before.result = OSError(errno.ENOMEM, "none is left for 12 MB")
+    assert answers_at(STARVED_S + 1) == [None]
+    assert answers_at(2 * STARVED_S + 1) == [None], "the other finds none either"
+    assert slot.num_rollbacks == 0
+    before.result = 0.0
+    assert answers_at(2 * STARVED_S + 2) == [0]
+    assert slot.last_rollback.reason is Reason.FAILING
+    assert "no memory" in slot.last_rollback.detail
+    assert slot.active.version == 0
+
+
+def test_a_model_is_starved_for_its_own_time_alone() -> None:
+    models, now = [Fails(0.0), Fails(0.0), Fails(0.0)], [0.0]
+    slot = _slot(*models[:2])
+    answerer = Answerer(slot, VIEW, clock=lambda: now[0])
+    models[1].result = OSError(errno.ENOMEM, "none is left for 12 MB")
+    assert _answered_by(answerer, 1) == [0]
+    slot.install(candidate(2, models[2]))
+    models[2].result = models[1].result
+    now[0] = STARVED_S
+    assert _answered_by(answerer, 1) == [0]
+    assert slot.num_rollbacks == 0
 
 
 def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

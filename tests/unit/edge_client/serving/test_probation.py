@@ -252,6 +252,11 @@ def test_a_guard_that_finds_no_process_for_the_golden_vector_rolls_nothing_back(
     turning.logits = OSError("no memory is left")
     guard.tick(105.0)
     assert (slot.num_rollbacks, slot.on_probation.version) == (0, 1)
+    guard.tick(100.0 + ProbationRules().at_most_s)
+    assert slot.on_probation is not None, "nothing says that it can serve"
+    turning.logits = (1, 0, 0)
+    guard.tick(105.0 + ProbationRules().at_most_s)
+    assert slot.on_probation is None
 
 
 def test_a_guard_compares_the_same_picture_with_the_predecessor() -> None:
