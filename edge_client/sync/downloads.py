@@ -27,6 +27,9 @@ log = EventLogger(__name__)
 
 AGAIN_S, LONGEST_S = 2.0, 600.0
 """After so long a stored model is tried again whose process couldn't be had, died or hung: not always its doing."""
+STARVED_S = 60.0
+"""No later is a download tried again for which there was no process or no memory: each try costs a second of a core,
+and memory, and it is offered every 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class DownloadDesk:
         self._shared_bytes = 0
         self._collect_due = True
         self._again_at, self._backoff = math.inf, Backoff(AGAIN_S, LONGEST_S)
+        self._put_off, self._starving = (-1, 0.0), Backoff(AGAIN_S, STARVED_S)  # (version, until when)
         self.problem = ""
         """Why the newest download isn't served; empty if it is, or none came."""
         self.coming: HeldDownload | None = None
@@ -179,8 +183,9 @@ class DownloadDesk:
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
             return []
-        if parts.disk.problem:
-            parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
+        version, until = self._put_off
+        if parts.disk.problem or (version == offer.manifest.version and now < until):
+            parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem or self.problem, now)
             return []
         parts.receiving[offer.transfer_id] = offer.manifest
         return parts.courier.accept(event.peer, offer, now)
@@ -260,6 +265,7 @@ class DownloadDesk:
 
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
+            self._starving.reset()
             noticed = "" if self._held is None else self._held.manifest.notice
             self._finish(event)
             self._hold(download, on_probation=done.on_probation)
@@ -283,6 +289,8 @@ class DownloadDesk:
             self._collect_due = True
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
+            if refused is not error:
+                self._put_off = manifest.version, now + self._starving.next_s()
             self.problem = str(refused)
             log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
             self._refuse(event, refused)

@@ -427,14 +427,33 @@ def test_a_swap_that_is_refused_for_now_brings_no_training_without_end_nor_anoth
     with monkeypatch.context() as while_full:
         while_full.setattr(downloads, "candidate", no_process)
         made.hear(announcement(1), offered(2))
-        for _ in range(MAX_FAILURES):
+        for tries in range(1, MAX_FAILURES + 1):
             made.client.on_trainer(TrainFailed(1, "no"), 0.0)
             assert made.courier.verdicts[-1] == (2, False, "busy")
-            made.hear(offered(2))
+            made.hear(offered(2), now=tries * downloads.STARVED_S)
         assert made.client.step is Step.WAIT_DOWNLOAD
-    assert made.hear(offered(2)) is Step.WAIT_ROUND
+    assert made.hear(offered(2), now=(MAX_FAILURES + 1) * downloads.STARVED_S) is Step.WAIT_ROUND
     assert [job.manifest.round for job in made.trainer.jobs] == [0] + [1] * MAX_FAILURES
     assert (made.reports[-1].round, made.reports[-1].metrics["train_s"]) == (1, 2.0)
+
+
+def test_a_download_that_finds_no_memory_is_tried_less_and_less_often_and_the_next_one_at_once(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.hear(announcement(0), offered(1))
+    with monkeypatch.context() as while_starved:
+        tries = Mock(side_effect=OSError(errno.ENOMEM, "none is left for 3 MB"))
+        while_starved.setattr(downloads, "candidate", tries)
+        made.hear(announcement(1))
+        for now in range(0, 601, 3):
+            made.hear(offered(2), now=float(now))
+        assert 10 <= tries.call_count <= 20, "of 201 offers"
+        assert made.courier.refused == ["busy"] * (201 - tries.call_count)
+        before = tries.call_count
+        made.hear(offered(3), now=600.0)
+        assert tries.call_count == before + 1
+    made.hear(offered(3), now=600.0 + downloads.STARVED_S)
+    assert made.client.serving_version == 3
 
 
 def test_what_comes_a_second_time_while_it_is_installed_is_put_off_and_let_go(made: Harness) -> None:
