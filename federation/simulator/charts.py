@@ -137,7 +137,7 @@ def _figure(num_curves: int) -> Figure:
 def _png(figure: Figure, axes: Axes, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title(title, loc="left", fontsize=11, wrap=True)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9, handlelength=4
