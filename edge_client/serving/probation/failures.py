@@ -52,7 +52,7 @@ class Failures:
         trial = self._slot.on_probation
         if trial is None or trial is served:
             self._starved_at = math.inf
-        elif self._clock() - self._starved_at >= STARVED_S:
+        elif trial.version == self._version and self._clock() - self._starved_at >= STARVED_S:
             why = f"in {STARVED_S:.0f} s it found no memory for frames that its predecessor answered"
             self._roll_back(trial, Reason.FAILING, MemoryError(why))
 

@@ -23,7 +23,7 @@ from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.frames.views import Crops, WholePicture
-from replayfleet.edge_client.serving.probation.failures import STARVED_S
+from replayfleet.edge_client.serving.probation.failures import STARVED_S, Failures
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.federation.errors import Reason
@@ -286,6 +286,17 @@ def test_a_model_is_starved_for_its_own_time_alone() -> None:
     models[2].result = models[1].result
     now[0] = STARVED_S
     assert _answered_by(answerer, 1) == [0]
+    assert slot.num_rollbacks == 0
+
+
+def test_a_model_that_came_in_the_middle_of_a_frame_isnt_starved_for_the_one_before_it() -> None:
+    now = [0.0]
+    slot = _slot(says(0, 1), says(1, 0))
+    failures, before = Failures(slot, lambda: now[0]), slot.previous
+    assert failures.next_after(slot.active, OSError(errno.ENOMEM, "none is left for 12 MB"), None) is before
+    slot.install(candidate(2, says(1, 0)))
+    now[0] = STARVED_S
+    failures.answered(before)
     assert slot.num_rollbacks == 0
 
 
