@@ -160,9 +160,9 @@ class FolderSamples:
             except ValueError as error:
                 log.warning("image skipped", file=file, reason=error)
             except Exception as error:
-                self._broken[name] = _UNREAD  # which may pass
                 if not isinstance(error, OSError) and not is_out_of_memory(error):
                     raise
+                self._broken[name] = _UNREAD  # which may pass
                 if told != _UNREAD:
                     log.warning("image skipped", file=file, reason=error)
             if len(images) == at_most:
