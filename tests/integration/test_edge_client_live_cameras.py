@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,24 +215,26 @@ def test_a_read_that_hangs_is_killed_and_replaced(
 def test_nothing_is_left_behind_by_capture_processes_that_died(
     plug: Callable[[str], None], device: Callable[[str], SupervisedCamera], lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    files, shared, threads = open_files(), set(Path("/dev/shm").iterdir()), threading.active_count()
-    pids = []
+    files, threads = Counter(open_files()), set(threading.enumerate())
+    pids, shared = [], set()
     with Watched(device("front")) as watched:
         for _ in range(2):
             watched.wait_for(2)
             pid = watched.camera.pid
             assert pid is not None
+            shared |= in_shared_memory(pid)
             os.kill(pid, signal.SIGKILL)
             until(lambda: watched.camera.pid != pid)  # noqa: B023 - called in this turn only
             pids.append(pid)
         watched.wait_for(2)
         pids.append(watched.camera.pid)
+        shared |= in_shared_memory(watched.camera.pid)
     assert {line["reason"] for line in lines("camera lost")} == {"its process was ended by SIGKILL"}
     assert watched.camera.pid is None
     assert all(not Path(f"/proc/{pid}").exists() for pid in pids), "a zombie"
-    assert open_files() == files
-    assert set(Path("/dev/shm").iterdir()) == shared
-    assert threading.active_count() == threads
+    assert not Counter(open_files()) - files
+    assert not [path for path in shared if path.exists()]
+    assert set(threading.enumerate()) <= threads
 
 
 PARENT = """
@@ -312,6 +315,16 @@ def test_a_capture_process_computes_with_one_thread_unless_an_operator_says_othe
             assert worker.receive(60.0) == Lost(number or "1", 0)
         finally:
             worker.close(kill=True)
+
+
+def in_shared_memory(pid: int) -> set[Path]:
+    """Files of shared memory that a process holds: other tests, and other programs, have theirs in the same folder."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in maps if "/dev/shm/" in line}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            paths.add(str(entry.readlink()))
+    return {Path(path) for path in paths if path.startswith("/dev/shm/")}
 
 
 def open_files() -> list[str]:
