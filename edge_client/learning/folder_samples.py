@@ -52,7 +52,8 @@ class FolderSamples:
         task: whose class names the class folders must carry.
         ledger: a folder of this source's own, one small file per round with the names it used, so that a restart
             neither repeats a sample in a later round nor changes a round that has begun. What a round began with and
-            never learned from, for the device stopped and came back after it, is there for a later one.
+            never learned from, for the device stopped and came back after it, is there for a later one. A round whose
+            images are gone from the folder is gone from the ledger.
         show: takes the round's pictures, (B, H, W, 3) uint8.
         decode: how a file becomes an image.
 
@@ -76,7 +77,7 @@ class FolderSamples:
         check_folder(uri)
         self._class_ids = _class_ids(uri.path, task)  # of all classes: folders come and go
         ledger.mkdir(parents=True, exist_ok=True)
-        self._used = {name for file in ledger.glob("*.json") if _BEGUN not in file.name for name in _names(file)}
+        self._used = {file: _names(file) for file in ledger.glob("*.json") if _BEGUN not in file.name}
         self._broken: dict[str, tuple[int, int]] = {}  # name -> time and size of a file that is no image
         self._num_passed_over = 0
         first = self._load(self._files()[-_NUM_FIRST_FRAMES:], _NUM_FIRST_FRAMES)
@@ -95,14 +96,17 @@ class FolderSamples:
             if other == entry:
                 continue
             names = _names(other)
-            if not names or not self._used.issuperset(names):  # else the disk is yet to take that they are used
+            if not names or not self._all_used().issuperset(names):  # else the disk is yet to take that they are used
                 log.info("a round passed and its images are there for another", round=round_index, was=other.name)
                 other.unlink(missing_ok=True)
         begun = _names(entry) or _names(self._entry(round_index))
         at_most = max(MIN_SAMPLES, self._uri.per_round)
         loaded = self._load(begun, at_most)
         if len(loaded) < MIN_SAMPLES:
-            unused = [name for name in self._files() if name not in self._used or name in begun]
+            files = self._files()
+            self._forget_all_but({*files})
+            used = self._all_used().difference(begun)
+            unused = [name for name in files if name not in used]
             loaded = self._load(unused, at_most)
             if len(loaded) < MIN_SAMPLES:
                 return None
@@ -113,7 +117,7 @@ class FolderSamples:
 
     def used_up(self, round_index: int) -> None:
         if names := _names(entry := self._entry(round_index, _BEGUN)):
-            self._used.update(names)
+            self._used[self._entry(round_index)] = names
             entry.replace(self._entry(round_index))
 
     def test_samples(self, round_index: int) -> Samples | None:
@@ -121,6 +125,17 @@ class FolderSamples:
 
     def measures(self) -> Mapping[str, float]:
         return {}
+
+    def _all_used(self) -> set[str]:
+        return set().union(*self._used.values())
+
+    def _forget_all_but(self, files: set[str]) -> None:
+        """Forget rounds of which no image is left: the ledger would grow with each, and memory with it."""
+        for entry, names in [*self._used.items()]:
+            gone = bool(names) and files.isdisjoint(names)
+            if gone and all((self._uri.path / name).parent.is_dir() for name in names):  # else a share is away
+                entry.unlink(missing_ok=True)
+                del self._used[entry]
 
     def _entry(self, round_index: int, kind: str = "") -> Path:
         return self._ledger / f"{round_index:08d}{kind}.json"

@@ -322,6 +322,30 @@ def test_a_begun_round_whose_images_are_gone_takes_others_and_a_class_folder_may
     assert source.round_samples(1) is None
 
 
+def test_the_ledger_forgets_rounds_whose_images_were_deleted_and_none_while_the_folder_is_away(tmp_path: Path) -> None:
+    images, ledger = tmp_path / "images", tmp_path / "ledger"
+    source = folder_samples(_put_two(images), ledger)
+    for index in range(20):
+        assert source.round_samples(index) is not None, "new pictures, though the old ones had their names"
+        source.used_up(index)
+        images.rename(tmp_path / "away")
+        assert source.round_samples(index + 1) is None
+        (tmp_path / "away").rename(images)
+        assert source.round_samples(index + 1) is None
+        assert [path.name for path in ledger.iterdir()] == [f"{index:08d}.json"]
+        for path in images.glob("*/*.png"):
+            path.unlink()
+        assert source.round_samples(index + 1) is None
+        _put_two(images)
+    assert [*ledger.iterdir()] == []
+
+
+def _put_two(images: Path) -> FolderUri:
+    for name in ("cat/0.png", "dog/1.png"):
+        _put(images, name, 9)
+    return FolderUri(images)
+
+
 def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="doesn't exist"):
         folder_samples(FolderUri(tmp_path / "none"), tmp_path / "ledger")
