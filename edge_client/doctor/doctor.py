@@ -15,7 +15,7 @@ from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import common_name
-from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY
+from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}
@@ -60,7 +60,15 @@ def checks(settings: DoctorSettings) -> list[Check]:
             Check(f"source.{camera.name}", partial(cameras.look_at_source, camera, profile), 60.0)
             for camera in settings.cameras()
         ),
-        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file, signing_key=_signing_key(settings))),
+        Check(
+            "keys",
+            lambda: keys.look_at_keys(
+                tls,
+                settings.password_file,
+                signing_key=_signing_key(settings),
+                root=settings.identity and settings.identity / ROOT,
+            ),
+        ),
         Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 150.0),
         Check("broker.session", lambda: broker.look_at_session(settings.data_dir)),
         Check("clock.synchronised", clock.look_at_synchronisation),

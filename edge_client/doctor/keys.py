@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
+from replayfleet.edge_client.sync.trust import is_no_root
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import validities
 from replayfleet.federation.service.credentials.keys import read_key
@@ -25,6 +26,7 @@ def look_at_keys(
     now: Callable[[], float] = time.time,
     *,
     signing_key: Path | None = None,
+    root: Path | None = None,
 ) -> list[Finding]:
     """Return one finding for each file, and one for certificate and key together."""
     findings = []
@@ -37,6 +39,8 @@ def look_at_keys(
     if signing_key is not None:
         advice = "no client starts with it: put the key back, or enrol this device anew"
         findings.append(_secret("keys.signing-key", signing_key, read_key, advice))
+    if root is not None:
+        findings.append(_root(root))
     if password_file is not None:
         advice = "write the user on the first line, the password on the second"
         findings.append(_secret("keys.password-file", password_file, Credentials.load, advice))
@@ -98,6 +102,18 @@ def _secret(check: str, path: Path, load: Callable[[Path], object] | None = None
             check, f"{path} belongs to another user", f"chown it to the user of the service: {path}", **facts
         )
     return ok(check, f"{path}, mode {mode:04o}", **facts)
+
+
+def _root(path: Path) -> Finding:
+    check, advice = "keys.root", "put the fleet's there, as `aggregator enroll` wrote it"
+    try:
+        useless = is_no_root(path.read_bytes())
+    except FileNotFoundError:
+        found = f"{path} is missing: the first aggregator that announces itself is trusted, unless one was before"
+        return warning(check, found, advice)
+    except OSError as error:
+        return failure(check, f"{path} can't be read: {_reason(error)}", advice)
+    return failure(check, f"{path} is no root", advice) if useless else ok(check, str(path))
 
 
 def _together(tls: TlsSettings) -> Finding:

@@ -70,7 +70,7 @@ class FleetTrust:
         self._folder = folder
         self._client_id = client_id
         self._own = own
-        self._given = None if root is None or _is_no_root(root) else root
+        self._given = None if root is None or is_no_root(root) else root
         self.problem = ""
         self._keys: Mapping[bytes, str] = {}
         self._roots: tuple[bytes, ...] = ()
@@ -299,7 +299,8 @@ def _named(roots: Sequence[bytes]) -> dict[str, bytes]:
     return named
 
 
-def _is_no_root(data: bytes) -> bool:
+def is_no_root(data: bytes) -> bool:
+    """Return whether this is anything but a fleet's root."""
     with contextlib.suppress(RepositoryError):
         return not isinstance(Metadata.from_bytes(data).signed, Root)
     return True

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from support.authority import Authority
 
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.edge_client.doctor.doctor import checks
 from replayfleet.edge_client.doctor.findings import Finding, Status
 from replayfleet.edge_client.doctor.keys import look_at_keys
 from replayfleet.edge_client.doctor.settings import DoctorSettings
-from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY, signing_key
+from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY, signing_key
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 
@@ -95,6 +96,20 @@ def test_a_damaged_signing_key_is_a_failure_that_names_it(named: bool, tmp_path:
     damaged = by_check(list(looking()))["keys.signing-key"]
     assert (sound["keys.signing-key"].status, damaged.status) == (Status.OK, Status.FAILURE)
     assert str(tmp_path / KEYS / SIGNING_KEY) in damaged.found
+
+
+def test_a_root_with_which_no_client_starts_is_a_failure_and_a_missing_one_a_warning(tmp_path: Path) -> None:
+    aggregator, identity = tmp_path / "aggregator", tmp_path / "identity"
+    root = Releases(aggregator).roots[-1]
+    signing_key(identity)
+    (looking,) = (check.look for check in checks(DoctorSettings(identity=identity)) if check.name == "keys")
+
+    def look(data: bytes) -> Status:
+        (identity / ROOT).write_bytes(data)
+        return by_check(list(looking()))["keys.root"].status
+
+    assert by_check(list(looking()))["keys.root"].status == Status.WARNING
+    assert (look(root), look(root[:-9]), look(b"")) == (Status.OK, Status.FAILURE, Status.FAILURE)
 
 
 def test_no_files_are_nothing_to_look_at() -> None:
