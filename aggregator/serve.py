@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from dataclasses import replace
@@ -35,7 +34,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.torch_setup import prepare_torch
-from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 
 _log = EventLogger("aggregator")
 
@@ -56,15 +55,13 @@ def serve(settings: AggregatorSettings) -> bool:
     connector = settings.connector(AGGREGATOR)
     # a private broker is met here, in plaintext
     connector.check("mqtt://localhost" if settings.broker is None else settings.broker)
-    metrics, stop = Metrics(), threading.Event()
+    metrics, stop, broker = Metrics(), threading.Event(), PrivateBroker(whose="aggregator")
     with contextlib.ExitStack() as stack:
         health, public = settings.health_servers(metrics.registry)
         stack.callback(health.stop)
         stack.callback(public.stop)
         data_dir = stack.enter_context(claim_data_dir(settings.data_dir, fleet=settings.fleet, role="aggregator"))
-        url = stack.enter_context(
-            open_broker(settings.broker, log=logging.getLogger("aggregator"), insecure=settings.insecure)
-        ).url
+        url = settings.broker or stack.enter_context(broker).url
         listeners: list[Listener] = []
         if settings.traces is not None:
             traces = Traces(settings.fleet, exporter_to(settings.traces))
@@ -85,6 +82,7 @@ def serve(settings: AggregatorSettings) -> bool:
                 certificate=settings.tls().certificate_file,
                 claims=claims,
                 lock=data_dir.lock,
+                broker=broker,
             )
             health.answer(service.health)
             public.answer(service.health)

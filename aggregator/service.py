@@ -58,6 +58,7 @@ from replayfleet.federation.wire.protocol.codec import decode, encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.federation.wire.transport.claims import ClaimStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
@@ -84,6 +85,7 @@ class AggregatorService:
         certificate: the aggregator's certificate file, whose beginning and end are watched; None: none.
         claims: a store through which large transfers go; None: all goes over the broker.
         lock: of the data dir, so that it is noticed if the folder is replaced.
+        broker: our own, if it is one: started again whenever it was ended.
 
     Raises:
         SettingsError: The data dir is of a fleet with another spec, or has lost its database.
@@ -92,7 +94,7 @@ class AggregatorService:
 
     _caught_up: Announcement | None = None
 
-    def __init__(  # noqa: PLR0913  # the last nine have defaults
+    def __init__(  # noqa: PLR0913  # the last ten have defaults
         self,
         fleet: Fleet,
         folder: Path,
@@ -107,8 +109,9 @@ class AggregatorService:
         certificate: Path | None = None,
         claims: ClaimStore | None = None,
         lock: os.stat_result | None = None,
+        broker: PrivateBroker | None = None,
     ) -> None:
-        self._clock = clock
+        self._clock, self._broker = clock, broker
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock(), lock=lock)
         with contextlib.closing(_store_of(folder)) as store:
@@ -303,6 +306,10 @@ class AggregatorService:
             if self._refusal:
                 self._parts.journal.add("broker refuses", reason=self._refusal.removeprefix("broker refuses: "))
         if now - self._looked_at >= LOOK_EVERY_S:
+            if self._broker is not None:
+                with contextlib.suppress(SettingsError, OSError):  # that nothing listens there, the log says already
+                    if self._broker.keep():
+                        _log.warning("private broker ended", next="it is started again, at its port")
             self._look(now)
         self._view = self._snapshot()
 

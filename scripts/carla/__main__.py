@@ -18,12 +18,12 @@ from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.result import hardware
 from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
-from replayfleet.federation.wire.transport.broker import BrokerHandle
+from replayfleet.federation.wire.transport.broker import BrokerHandle, PrivateBroker
 from replayfleet.scripts.carla.drive import places, stranding
 from replayfleet.scripts.carla.plan import FAST, FULL, MARKER, OWN, VEHICLES, Plan, Size, Work
 from replayfleet.scripts.carla.roads import STREET_TOWNS, Roads, StreetRoads, find_recording, thin
 from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 from replayfleet.scripts.launch.folder import claimed_folder, clear_folder
 from replayfleet.scripts.launch.table import rounds_table
 
@@ -61,7 +61,7 @@ def demo_carla(
     console = Console(highlight=False)
     limit = Limit(time.monotonic(), time_limit_s)
     recording = None if synthetic else found_recording(data_root)
-    with claimed_folder(out, MARKER), Broker(port) as broker:
+    with claimed_folder(out, MARKER), PrivateBroker(port) as broker:
         plan = make_plan(out, FAST if fast else FULL, seed, recording=recording, slower=slower)
         plan.write_tasks()
         plan.note(command=this_command())
@@ -125,7 +125,7 @@ def make_plan(out: Path, size: Size, seed: int, *, recording: Path | None, slowe
     return Plan(out=out, size=size, roads=roads, seed=seed, slower=slower)
 
 
-def _drive(plan: Plan, work: Work, broker: Broker, console: Console, limit: Limit) -> None:
+def _drive(plan: Plan, work: Work, broker: PrivateBroker, console: Console, limit: Limit) -> None:
     """Run one part from its start to its end, which is also where the road ends."""
     began = time.monotonic()
     fleet = RunningFleet(plan.fleet(work), broker, console, limit, lambda: places(plan, work))

@@ -17,10 +17,10 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
-from replayfleet.federation.wire.transport.broker import BrokerHandle
+from replayfleet.federation.wire.transport.broker import BrokerHandle, PrivateBroker
 from replayfleet.scripts.demo.plan import BASELINE, DOWNLOADED, MARKER, METHOD, METHODS, OWN, Plan, make_plan
 from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 from replayfleet.scripts.launch.folder import claimed_folder, clear_folder
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
@@ -53,7 +53,7 @@ def demo(preset: str | None, fast: bool, port: int | None, time_limit_s: float, 
     console = Console(highlight=False)
     limit = Limit(time.monotonic(), time_limit_s)
     data = find_data(plan.data_root, console.print)
-    with claimed_folder(plan.out, MARKER), Broker(port) as broker:
+    with claimed_folder(plan.out, MARKER), PrivateBroker(port) as broker:
         clear_folder(plan.out, MARKER, OWN, ("logs", "clients"))
         plan.note(command=this_command())
         log_to(plan.logs / "demo.log")

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.scripts.fleet.faults import check_faults
 from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
 from replayfleet.scripts.fleet.troubled import TroubledFleet
 from replayfleet.scripts.launch.command import POSITIVE, log_to, run_demo, this_command
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 from replayfleet.scripts.launch.folder import claimed_folder, note_facts
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
@@ -49,7 +50,7 @@ def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     if yard.source == DATASET:
         find_data(yard.data_root, console.print)
     limit = Limit(time.monotonic(), time_limit_s, SMALLER)
-    with claimed_folder(yard.out, MARKER), Broker() as broker:
+    with claimed_folder(yard.out, MARKER), PrivateBroker() as broker:
         yard.prepare()
         log_to(yard.logs / "fleet.log")
         console.print(

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.words import UNKNOWN, milliseconds, percent
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.scripts.fleet.faults import BROKER, RESTART_BROKER, Faults
 from replayfleet.scripts.fleet.plan import Yard
-from replayfleet.scripts.launch.fleet import Broker, RunningFleet
+from replayfleet.scripts.launch.fleet import RunningFleet
 from replayfleet.scripts.launch.table import plain_table
 
 _COUNTS = ("killed", "frames", "dropped", "failed")
@@ -33,7 +34,7 @@ class TroubledFleet:
         SettingsError: The broker can't be killed, for it is a thread of this process.
     """
 
-    def __init__(self, yard: Yard, faults: Sequence[str], broker: Broker, fleet: RunningFleet) -> None:
+    def __init__(self, yard: Yard, faults: Sequence[str], broker: PrivateBroker, fleet: RunningFleet) -> None:
         if RESTART_BROKER in faults and broker.handle.pid is None:
             raise SettingsError("restart-broker needs mosquitto, which is not on this machine (apt install mosquitto)")
         self._yard = yard

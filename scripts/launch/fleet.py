@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from rich.live import Live
 
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.words import clock
-from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.scripts.launch.command import interrupted
 from replayfleet.scripts.launch.plan import Command, FleetPlan
 from replayfleet.scripts.launch.processes import Child, Children
@@ -39,52 +36,6 @@ class Limit:
         return time.monotonic() - self.started
 
 
-class Broker:
-    """A private broker that can be killed and started again at its port; at any free one if none is given."""
-
-    def __init__(self, port: int | None = None) -> None:
-        self._port = port
-        self._stack = contextlib.ExitStack()
-        self._handle: BrokerHandle | None = None
-
-    def __enter__(self) -> Broker:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def handle(self) -> BrokerHandle:
-        assert self._handle is not None
-        return self._handle
-
-    @property
-    def url(self) -> str:
-        """Where it listens, also while it is away."""
-        return f"mqtt://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        """Start it, at the port that it had before."""
-        self._handle = self._stack.enter_context(open_broker(None, log=logging.getLogger("fleet"), port=self._port))
-        self._port = int(self._handle.url.rpartition(":")[2])
-
-    def kill(self) -> None:
-        """End it with SIGKILL: all that it held is gone."""
-        assert self.handle.pid is not None
-        os.kill(self.handle.pid, signal.SIGKILL)
-        self._stack.close()
-        self._handle = None
-
-    def keep(self) -> bool:
-        """Start it again if somebody else ended it, as Linux does where memory runs out; returns whether it did."""
-        if self._handle is None or not self._handle.has_ended():
-            return False
-        self._stack.close()
-        self.start()
-        return True
-
-
 class RunningFleet:
     """The processes of one fleet, which may be killed and started again while it is watched.
 
@@ -102,7 +53,12 @@ class RunningFleet:
     """
 
     def __init__(
-        self, plan: FleetPlan, broker: Broker, console: Console, limit: Limit, note: Callable[[], str] = lambda: ""
+        self,
+        plan: FleetPlan,
+        broker: PrivateBroker,
+        console: Console,
+        limit: Limit,
+        note: Callable[[], str] = lambda: "",
     ) -> None:
         self.record = FleetRecord()
         self.clients: dict[str, Child] = {}

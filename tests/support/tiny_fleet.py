@@ -33,6 +33,7 @@ from replayfleet.federation.wire.protocol.messages import (
 )
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import (
@@ -218,6 +219,7 @@ class TinyFleet:
         tmp_path.mkdir(exist_ok=True)
         self.now = 100.0
         self.broker = MemoryBroker()
+        self.private: PrivateBroker | None = None
         self.rules = RoundRules(**{"num_clients": len(client_ids), "deadline_s": 60, "num_rounds": 3, **rules})
         self.claim = Claim.SOLE
         self.keys = tmp_path / "keys"  # as with --identity, they outlive a lost store
@@ -250,6 +252,7 @@ class TinyFleet:
             clock=lambda: self.now,
             jobs=self.jobs,
             keys=self.keys,
+            broker=self.private,
         )
         self._started = False
         return self.service

@@ -91,6 +91,61 @@ def open_broker(
         yield handle
 
 
+class PrivateBroker:
+    """A broker of our own that is started again where somebody ends it, as Linux does where memory runs out; a context.
+
+    Args:
+        port: where it listens; any free one if none is given.
+        whose: log is told which broker it became.
+    """
+
+    def __init__(self, port: int | None = None, whose: str = "fleet") -> None:
+        self._port, self._log = port, logging.getLogger(whose)
+        self._stack = contextlib.ExitStack()
+        self._handle: BrokerHandle | None = None
+
+    def __enter__(self) -> PrivateBroker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def handle(self) -> BrokerHandle:
+        assert self._handle is not None
+        return self._handle
+
+    @property
+    def url(self) -> str:
+        """Where it listens, also while it is away."""
+        return f"mqtt://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it, at the port that it had before.
+
+        Raises:
+            SettingsError: It doesn't start.
+        """
+        self._handle = self._stack.enter_context(open_broker(None, log=self._log, port=self._port))
+        self._port = int(self._handle.url.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """End it with SIGKILL: all that it held is gone."""
+        assert self.handle.pid is not None
+        os.kill(self.handle.pid, signal.SIGKILL)
+        self._stack.close()
+        self._handle = None
+
+    def keep(self) -> bool:
+        """Start it again if somebody else ended it; returns whether it did. If it doesn't start, call it again."""
+        if self._handle is None or not self._handle.has_ended():
+            return False
+        self._stack.close()
+        self.start()
+        return True
+
+
 def find_mosquitto() -> Path | None:
     """Return a mosquitto of version 2 or later, also from folders that ordinary users don't have on their path.
 

@@ -25,7 +25,7 @@ from replayfleet.edge_client.cameras.uri import parse_sources
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.settings import read_settings
-from replayfleet.federation.wire.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker import PrivateBroker, find_mosquitto
 from replayfleet.scripts.fleet.__main__ import SMALLER, fleet
 from replayfleet.scripts.fleet.faults import (
     AFTER_S,
@@ -39,7 +39,7 @@ from replayfleet.scripts.fleet.faults import (
 )
 from replayfleet.scripts.fleet.plan import Yard
 from replayfleet.scripts.fleet.tcp_link import LineQuality, tcp_link
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 from replayfleet.scripts.launch.plan import FleetPlan
 from tests.support.ports import free_port
 
@@ -220,7 +220,7 @@ def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
 def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_killed_on_purpose_is_not() -> None:
-    with Broker() as broker:
+    with PrivateBroker() as broker:
         url, handle = broker.url, broker.handle
         assert not broker.keep()
         assert handle.pid is not None
@@ -236,7 +236,7 @@ def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_kill
 def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     plan = FleetPlan(logs=tmp_path, data_dir=tmp_path, aggregator=sleeper, clients={})
-    with Broker() as broker, pytest.raises(ReplayfleetError) as late:
+    with PrivateBroker() as broker, pytest.raises(ReplayfleetError) as late:
         RunningFleet(plan, broker, Console(file=io.StringIO()), Limit(time.monotonic(), 0.0, SMALLER)).run()
     known = {option for parameter in fleet.params for option in parameter.opts}
     named = set(re.findall(r"--[a-z-]+", str(late.value)))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.federation.wire.transport.broker import PrivateBroker
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 from replayfleet.scripts.launch.plan import FleetPlan
 from replayfleet.scripts.launch.processes import ChildFailed
 
@@ -20,7 +21,7 @@ FINISHED = json.dumps({"event": "run finished", "rounds": 1})
 STAYS = "import time; time.sleep(60)"
 
 
-class NoBroker(Broker):
+class NoBroker(PrivateBroker):
     """Nobody connects to it."""
 
     url = "mqtt://127.0.0.1:1"
