@@ -408,6 +408,32 @@ def test_what_a_dying_broker_did_not_acknowledge_goes_to_the_next_one() -> None:
 
 
 @needs_mosquitto
+def test_a_session_that_lacks_memory_for_what_waits_connects_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = Connection.publish, [MemoryError("none left")]
+
+    def publish(self: Connection, topic: str, payload: bytes, retain: bool, expires_s: int) -> int | None:
+        if failures:
+            raise failures.pop()
+        return real(self, topic, payload, retain, expires_s)
+
+    monkeypatch.setattr(Connection, "publish", publish)
+    with open_broker(None, log=log) as handle:
+        watcher, inbox = listen(handle.url, "watcher", "t")
+        until(lambda: watcher.connected)
+        session = MqttSession(handle.url, "talker", on_message=lambda topic, payload: None)
+        session.publish("t", b"1")
+        session.publish("t", b"2")
+        session.start()
+        try:
+            assert inbox.get(timeout=60) == ("t", b"2")
+            until(lambda: not session._num_waiting())
+            assert session._waiting_bytes == 0  # nothing of the one that is lost counts on
+        finally:
+            session.stop()
+            watcher.stop()
+
+
+@needs_mosquitto
 def test_stopping_does_not_wait_for_a_broker_that_no_longer_reads() -> None:
     with open_broker(None, log=log) as handle:
         assert handle.pid is not None

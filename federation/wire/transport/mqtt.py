@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replayfleet.federation.backoff import fleet_backoff
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError, told
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 from replayfleet.federation.wire.transport.mqtt_connection import Connection, ConnectionPlan, describe_failure
@@ -263,6 +263,10 @@ class MqttSession:
             self._opening_since = None
         try:
             return self._watch(connection)
+        except Exception as error:  # as above: for one, no memory for what waits
+            log.exception("session failed; connecting anew")
+            connection.explained = True
+            return told(error)
         finally:
             with self._lock:
                 self._connected = False
@@ -315,20 +319,19 @@ class MqttSession:
         while self._outbox and connection is not None:
             message = self._outbox.popleft()
             topic, payload, retain, over_at = message
+            self._waiting_bytes -= len(payload)
             left_s = over_at - time.monotonic()
             if left_s <= 0:  # the connection was lost, or slow
-                self._waiting_bytes -= len(payload)
                 continue
             if len(payload) > self.max_payload_bytes:
-                self._waiting_bytes -= len(payload)
                 self._drop(topic, f"{len(payload)} bytes, the broker takes {self.max_payload_bytes}")
                 continue
             expires_s = 0 if left_s == math.inf else math.ceil(left_s)
             number = connection.publish(topic, payload, retain, expires_s)
             if number is None:
-                self._waiting_bytes -= len(payload)
                 self._num_dropped += 1
             else:
+                self._waiting_bytes += len(payload)
                 self._unacknowledged[number] = message
 
     def _forget_acknowledged(self) -> None:
