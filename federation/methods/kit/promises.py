@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from replayfleet.federation.errors import MethodFault, ReplayfleetError, told
+from replayfleet.federation.errors import MethodFault, ReplayfleetError, is_out_of_memory, told
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
@@ -123,10 +123,10 @@ def faults_named(method: Any, half: str, *, all_of_them: bool = False) -> Iterat
         if is_ours(type(method)) or str(error).startswith(_FAULT):
             raise
         raise _fault(method, str(error)) from error  # of who drives a method without knowing which
-    except (ReplayfleetError, OSError, MemoryError):
+    except (ReplayfleetError, OSError):
         raise
     except (Exception, SystemExit) as error:
-        if is_ours(type(method)) or not (all_of_them or isinstance(error, SystemExit)):
+        if is_ours(type(method)) or is_out_of_memory(error) or not (all_of_them or isinstance(error, SystemExit)):
             raise
         file = getattr(sys.modules.get(type(method).__module__), "__file__", None)
         lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]

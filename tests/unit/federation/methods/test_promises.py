@@ -138,6 +138,7 @@ def test_what_a_half_raises_is_named_with_its_line_and_ends_no_process() -> None
     for passes, method, how in (
         (RuntimeError("a GPU's"), METHOD, {}),
         (MemoryError(), METHOD, {"all_of_them": True}),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), METHOD, {"all_of_them": True}),
         (OSError(28, "full"), METHOD, {"all_of_them": True}),
         (KeyboardInterrupt(), METHOD, {"all_of_them": True}),
         (ValueError(), ours, {"all_of_them": True}),
