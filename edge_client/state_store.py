@@ -195,11 +195,13 @@ class Trial(msgspec.Struct, frozen=True):
         version: of its manifest.
         runs: a client serves it; still so at the next start if that client died.
         num_deaths: clients that died while they served it.
+        before: version of what was held on probation when this was begun, and still is after a kill in between.
     """
 
     version: int
     runs: bool = True
     num_deaths: int = 0
+    before: int | None = None
 
 
 class SentAway(msgspec.Struct, frozen=True):
@@ -320,7 +322,8 @@ class StateStore:
         if before is not None and new and trial is None:
             self._write("previous", before)
         if on_probation and new:
-            self._write("probation", Trial(held.manifest.version))
+            before_it = None if trial is None else trial.version
+            self._write("probation", Trial(held.manifest.version, before=before_it))
         self._write("held", held)
         if not on_probation:
             self._remove("probation")
@@ -380,8 +383,10 @@ class StateStore:
     def _trial(self) -> Trial | None:
         """The record, if it is about the held download and there is one to return to."""
         trial, held = self._read("probation", Trial), self.held()
-        about_it = trial is not None and held is not None and trial.version == held.manifest.version
-        return trial if about_it and self.previous() is not None else None
+        if trial is None or held is None or self.previous() is None:
+            return None
+        version = held.manifest.version
+        return msgspec.structs.replace(trial, version=version) if version in {trial.version, trial.before} else None
 
     def held(self) -> HeldDownload | None:
         return self._read("held", HeldDownload)

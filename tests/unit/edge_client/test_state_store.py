@@ -223,6 +223,29 @@ def test_a_download_that_nobody_confirmed_is_never_the_one_to_return_to(tmp_path
     assert store.previous() == held(3, "e")
 
 
+def test_a_kill_while_the_next_one_is_held_confirms_none_that_was_on_probation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = on_probation(tmp_path), StateStore._write
+
+    def killed(self: StateStore, name: str, record: msgspec.Struct) -> None:
+        if name == "held":
+            raise KeyboardInterrupt
+        write(self, name, record)
+
+    with monkeypatch.context() as during:
+        during.setattr(StateStore, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.hold(held(3, "e"), on_probation=True)
+    again = StateStore(tmp_path)
+    assert again.begin() is None
+    assert (again.held(), again.on_probation) == (held(2, "d"), True)
+    again.hold(held(3, "e"), on_probation=True)
+    assert again.previous() == held(1, "c")
+    again.confirm(3)
+    assert not again.on_probation
+
+
 def test_the_first_download_has_nothing_to_return_to_and_is_on_no_probation(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.hold(held(1, "c"), on_probation=True)
