@@ -115,10 +115,12 @@ def _name(names: Sequence[str], class_id: int) -> str:
 
 
 def _box(
-    cv2: Any, canvas: NDArray[np.uint8], corners: NDArray[np.float32], colour: tuple[int, int, int], width: int
+    cv2: Any, canvas: NDArray[np.uint8], corners: NDArray[np.float32], colour: tuple[int, int, int], thickness: int
 ) -> None:
-    left, top, right, bottom = (round(float(value)) for value in np.clip(corners, -10_000, 10_000))
-    cv2.rectangle(canvas, (left, top), (right, bottom), colour, width)
+    height, width = canvas.shape[:2]  # an edge of the picture lies beyond its last pixel
+    inside = np.clip(corners, 0, (width - 1, height - 1, width - 1, height - 1))
+    left, top, right, bottom = (round(float(value)) for value in inside)
+    cv2.rectangle(canvas, (left, top), (right, bottom), colour, thickness)
 
 
 def _word(

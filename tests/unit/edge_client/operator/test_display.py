@@ -59,6 +59,14 @@ def test_boxes_are_drawn_where_the_objects_are_and_a_mistake_has_a_second_word()
     assert (wrong[below] != 40).any()
 
 
+def test_a_box_that_fills_the_picture_has_four_sides() -> None:
+    pixels = np.zeros((320, 480, 3), np.uint8)
+    all_of_it = Boxes(np.array([[0, 0, 480, 320]], np.float32), np.array([0]))
+    image = drawn(Shown(Picture("front", 0, pixels, 0.0, all_of_it), Inputs(np.zeros((0, 1, 2, 2))), None), LEGEND)
+    for side in (image[160, 0], image[0, 240], image[160, 479], image[319, 240]):
+        assert side.tolist() == [255, 255, 255]
+
+
 def test_a_picture_without_a_model_or_boxes_or_with_absurd_boxes_can_be_drawn() -> None:
     bare = Picture("front", 1, np.zeros((100, 100, 3), np.uint8), 0.0)
     assert drawn(Shown(bare, Inputs(np.zeros((1, 1, 2, 2), np.float32)), None), LEGEND).any()  # the line of text
