@@ -115,6 +115,20 @@ def test_an_operator_elsewhere_sees_labels_and_takes_back(yard: Yard) -> None:
     assert there.state()["num_waiting"] == 0
 
 
+def test_of_more_waiting_frames_than_a_message_holds_the_first_are_shown(yard: Yard) -> None:
+    for frame in range(1, 13):
+        yard.device.see(frame, (10, 10, 50, 50))
+    there = yard.studio()
+    every = there.state()
+    yard.max_bytes = 3500
+    some = there.state()
+    shown, waiting = ([one["frame"] for one in state["waiting"]] for state in (some, every))
+    assert 0 < len(shown) < 12 == len(waiting)
+    assert shown == waiting[: len(shown)]
+    assert some["num_waiting"] == 12
+    assert len(yard.heard[-1]) < yard.max_bytes
+
+
 @pytest.mark.parametrize(
     ("boxes", "said"),
     [

@@ -15,7 +15,13 @@ import msgspec
 
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused, NamedBox
 from replayfleet.edge_client.operator.studio.studio import Studio
-from replayfleet.edge_client.operator.studio.words import MAX_PICTURE_BYTES, Answer, Question, decode_question
+from replayfleet.edge_client.operator.studio.words import (
+    MAX_PICTURE_BYTES,
+    MAX_STATE_BYTES,
+    Answer,
+    Question,
+    decode_question,
+)
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.paths import given_path
 from replayfleet.federation.service.logs import EventLogger
@@ -150,12 +156,12 @@ class SharedStudio:
             raise FeedbackRefused("the device was restarted since this frame was shown; nothing was learned of it")
         match question.act:
             case "state":
-                return Answer(question.id, self._studio.session, state=msgspec.json.encode(studio.state()))
+                return Answer(question.id, self._studio.session, state=self._state())
             case "frame":
-                picture = studio.frozen(question.camera, question.frame, self._room())
+                picture = studio.frozen(question.camera, question.frame, self._room(MAX_PICTURE_BYTES))
                 return Answer(question.id, self._studio.session, picture=picture or b"")
             case "newest":
-                newest = studio.newest(question.camera, self._room())
+                newest = studio.newest(question.camera, self._room(MAX_PICTURE_BYTES))
                 return Answer(question.id, self._studio.session, picture=b"" if newest is None else newest[1]())
             case "label":
                 studio.label(question.camera, question.frame, question.class_name)
@@ -169,6 +175,13 @@ class SharedStudio:
         log.info("remote operator", act=question.act, camera=question.camera, frame=question.frame)
         return Answer(question.id, self._studio.session, said=said[:300])
 
-    def _room(self) -> int:
-        """Bytes that a picture may have."""
-        return min(MAX_PICTURE_BYTES, self._max_bytes() - _ROOM_FOR_THE_REST)
+    def _state(self) -> bytes:
+        """Return the page's JSON with as many waiting frames as there is room for: each may have hundreds of boxes."""
+        state = self._studio.state()
+        while len(encoded := msgspec.json.encode(state)) > self._room(MAX_STATE_BYTES) and state["waiting"]:
+            state["waiting"].pop()
+        return encoded
+
+    def _room(self, at_most: int) -> int:
+        """Bytes that a picture or the state may have."""
+        return min(at_most, self._max_bytes() - _ROOM_FOR_THE_REST)
