@@ -161,8 +161,8 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     initial: Annotated[
         Path | None,
         Option(
-            "A trained task model that a new fleet begins with, as `model-export task --split` writes it from a run of "
-            "fleet-sim or another fleet; it may know fewer classes.",
+            "A trained model that a new fleet begins with, as `model-export task --split`, or `model-export detector "
+            "--split`, writes it from a run of fleet-sim or another fleet; a classifier may know fewer classes.",
             TRAINING,
             metavar="FILE",
             unset="random weights",

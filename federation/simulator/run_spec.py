@@ -182,8 +182,8 @@ class RunSpec:
     initial: Annotated[
         Path | None,
         Option(
-            "A trained task model that everybody begins with, as `model-export task --split` writes it; it may know "
-            "fewer classes.",
+            "A trained model that everybody begins with, as `model-export task --split`, or `model-export detector "
+            "--split`, writes it; a classifier may know fewer classes.",
             TRAINING,
             metavar="FILE",
             unset="random weights",
