@@ -115,7 +115,8 @@ class StoredParameters(Mapping[str, "Tensor"]):
         must_be_finite: refuse values that are NaN or infinite.
 
     Raises:
-        ArtefactRejected: As ``decode_parameters``.
+        ArtefactRejected: As ``decode_parameters``; malformed too if there is a layout and the blob has another size
+            than its entry says.
         KeyError: The blob is not in the store.
     """
 
@@ -127,6 +128,11 @@ class StoredParameters(Mapping[str, "Tensor"]):
         self.entry, self._store = entry, store
         self._data: weakref.ref[_Bytes] | None = None
         data = store.mapped(entry.digest)
+        # A blob that was here before has passed no other check of its size, and what it is said to have goes to others.
+        if layout is not None and len(data) != entry.size_bytes:
+            raise ArtefactRejected(
+                Reason.MALFORMED, f"{entry.name}: its blob has {len(data)} bytes, declared were {entry.size_bytes}"
+            )
         self._table = _table(entry.name, memoryview(data), layout)
         self._held: _Bytes | None = None
         if len(data) <= _SMALL_BYTES:

@@ -114,6 +114,17 @@ def test_a_stored_set_is_the_set_in_the_layouts_order(tmp_path: Path) -> None:
     assert equal(dict(found), SET)
 
 
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_blob_of_another_size_than_its_entry_says_is_refused_for_others_would_be_told_that_size(
+    tmp_path: Path, by: int
+) -> None:
+    found, store = stored(tmp_path)
+    lied = BlobEntry("task", found.entry.digest, found.entry.size_bytes + by)
+    with pytest.raises(ArtefactRejected, match=f"declared were {lied.size_bytes}") as caught:
+        StoredParameters(lied, store, {name: tensor.to("meta") for name, tensor in SET.items()})
+    assert caught.value.reason is Reason.MALFORMED
+
+
 @pytest.mark.usefixtures("small_bytes")
 def test_a_stored_set_goes_to_another_process_as_its_tensors(tmp_path: Path) -> None:
     found, _ = stored(tmp_path)
