@@ -25,7 +25,7 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.identity import session_secret
-from replayfleet.federation.service.credentials.keys import ROOT
+from replayfleet.federation.service.credentials.keys import ROOT, SIGNING_KEY
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.member_settings import check_address
@@ -51,7 +51,7 @@ def start(settings: ClientSettings) -> bool:
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
     connector = settings.connector(settings.client_id)
-    _check_root(settings)
+    _check_identity(settings)
     address = connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
     _check_files_and_displays(settings)
@@ -108,12 +108,18 @@ def start(settings: ClientSettings) -> bool:
         return service.run(stop, stay=settings.stay, manager=manager)
 
 
-def _check_root(settings: ClientSettings) -> None:
+def _check_identity(settings: ClientSettings) -> None:
     if settings.identity is not None and not (settings.identity / ROOT).is_file():
         log.warning(
             "no root in the identity folder",
             expected=settings.identity / ROOT,
             next="the first aggregator that announces itself is trusted, unless one was before",
+        )
+    if settings.identity is not None and not (settings.identity / SIGNING_KEY).exists():
+        log.warning(
+            "no signing key in the identity folder",
+            expected=settings.identity / SIGNING_KEY,
+            next="one is made; if this device was enrolled with another, put that back: no aggregator answers it else",
         )
 
 

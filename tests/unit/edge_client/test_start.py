@@ -13,7 +13,9 @@ from replayfleet.devices.profiles import CPU, CUDA, GIB, TENSORRT, profile
 from replayfleet.devices.providers import ProviderProof
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.edge_client.start import _identity, _proved
+from replayfleet.edge_client.start import _check_identity, _identity, _proved
+from replayfleet.federation.service.credentials.identity import CA, CERTIFICATE, KEY
+from replayfleet.federation.service.credentials.keys import ROOT, SIGNING_KEY
 
 SETTINGS = ClientSettings(
     broker="mqtt://127.0.0.1:1", client_id="cam-1", source="synthetic://", data_dir=Path("data"), device="auto"
@@ -86,3 +88,18 @@ def test_auto_is_the_board_that_is_there_and_its_provider_is_proved() -> None:
     board = probe()
     found, proof = _proved(replace(SETTINGS, require_provider="cpu"), board)
     assert (found, proof.provider) == (fitting(board), CPU)
+
+
+def test_what_lacks_in_an_identity_folder_is_said_before_it_is_made_or_trusted_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (CA, CERTIFICATE, KEY):
+        (tmp_path / name).touch()
+    settings = replace(SETTINGS, identity=tmp_path)
+    _check_identity(settings)
+    assert caplog.messages == ["no root in the identity folder", "no signing key in the identity folder"]
+    for name in (ROOT, SIGNING_KEY):
+        (tmp_path / name).touch()
+    caplog.clear()
+    _check_identity(settings)
+    assert not caplog.messages
