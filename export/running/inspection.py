@@ -166,6 +166,8 @@ def wire_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     position = 0
     while position < len(message):
         tag, position = _varint(message, position)
+        if not 8 <= tag < 1 << 32:  # ONNX Runtime reads 32 bits, so a larger one would be another field there
+            raise _refuse(f"graph is not an ONNX file: field number {tag >> 3}")
         kind = tag & 7
         if kind == _VARINT:
             number, position = _varint(message, position)

@@ -116,6 +116,19 @@ def test_a_second_graph_field_can_not_hide_a_node():
     assert "Loop" in refusal(matrix_product().SerializeToString() + hidden.SerializeToString())
 
 
+@pytest.mark.parametrize("beyond", [1 << 32, 1 << 33, 7 << 32])
+def test_a_field_number_of_which_onnx_runtime_reads_the_lower_bits_can_not_hide_a_graph(beyond: int):
+    graph = matrix_product().graph.SerializeToString()
+    tag = beyond | 7 << 3 | 2
+    name = bytes(tag >> shift & 127 | (128 if shift < 28 else 0) for shift in range(0, 35, 7))
+    hidden = name + bytes([len(graph) & 127 | 128, len(graph) >> 7]) + graph
+    assert f"field number {tag >> 3}" in refusal(hidden)
+
+
+def test_a_field_without_a_number_is_refused():
+    assert "field number 0" in refusal(b"\x00O" + matrix_product().SerializeToString())
+
+
 def test_size_is_checked_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch):
     graph = matrix_product().SerializeToString()
     monkeypatch.setattr(inspection, "MAX_GRAPH_BYTES", len(graph) - 1)
