@@ -217,7 +217,6 @@ class CarlaSession:
             if not self._spawn_on(models[names[index]], places):
                 log.warning("carla town is full", server=settings.place, vehicles=len(self._vehicles) - 1)
                 break
-        self._promise()
         for vehicle in self._vehicles:
             vehicle.set_autopilot(True, settings.tm_port)
 
@@ -226,6 +225,7 @@ class CarlaSession:
             vehicle = self._world.try_spawn_actor(blueprint, place)
             if vehicle is not None:
                 self._vehicles.append(vehicle)
+                self._promise()
                 return True
         return False
 

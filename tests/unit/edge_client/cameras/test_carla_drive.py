@@ -293,6 +293,21 @@ def test_the_guard_knows_what_to_put_back_before_anything_changes(simulator: Sim
     assert guard.end == "released"
 
 
+def test_the_guard_knows_of_each_actor_before_the_next_is_spawned(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+):
+    spawn, known = carla_double.World.try_spawn_actor, []
+
+    def looked_at(world: carla_double.World, *what: Any) -> Any:
+        known.append(set(PaperGuard.made[-1].duties[-1].actor_ids) == set(simulator.actors))
+        return spawn(world, *what)
+
+    monkeypatch.setattr(carla_double.World, "try_spawn_actor", looked_at)
+    with driving(num_vehicles=3) as seen:
+        next(seen)
+    assert known == [True] * 6, "four vehicles and two sensors"
+
+
 def test_who_only_waits_changes_no_settings_and_its_guard_none_either(simulator: Simulator):
     with driving() as first:
         next(first)
