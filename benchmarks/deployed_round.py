@@ -87,7 +87,7 @@ def _fleet(clients: int, rounds: int) -> dict[str, Any]:
     """Let a fleet do so many rounds, and return what each took and what all cost."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        broker = stack.enter_context(open_broker(None, log=logging.getLogger("bench")))
+        broker = stack.enter_context(open_broker(log=logging.getLogger("bench")))
         assert broker.pid is not None
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _installed(folder / "package")}
         total = rounds + LEFT_OUT + 1

@@ -273,7 +273,7 @@ def fleet(options: argparse.Namespace) -> dict[str, Any]:
 
 def _fleet_on(device: str, data_root: Path | None) -> dict[str, Any]:
     """Run a fleet with a round's rehearsal for each of its processes' device; returns rounds and accuracies."""
-    with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with tempfile.TemporaryDirectory() as name, open_broker(log=logging.getLogger(__name__)) as broker:
         folder, clients = Path(name), list[Child]()
         with Children(folder) as children:
             command = ["aggregator", "serve", "--broker", broker.url, "--data-dir", str(folder / "aggregator")]

@@ -86,7 +86,7 @@ def recovered(befall: Callable[[World], None]) -> dict[str, float]:
 def broker_returned(away_s: float) -> dict[str, float]:
     """Return seconds from a broker's return until one end's next message reaches the other; both have to come back."""
     heard: queue.SimpleQueue[float] = queue.SimpleQueue()
-    with open_broker(None, log=log) as broker:
+    with open_broker(log=log) as broker:
         url = broker.url
         listener = MqttSession(url, "listener", on_message=lambda topic, payload: heard.put(time.monotonic()))
         speaker = MqttSession(url, "speaker", on_message=lambda topic, payload: None)
@@ -96,7 +96,7 @@ def broker_returned(away_s: float) -> dict[str, float]:
         while not (listener.connected and speaker.connected):
             time.sleep(0.01)
     time.sleep(away_s)
-    with open_broker(None, log=log, port=int(url.rsplit(":", 1)[1])):
+    with open_broker(log=log, port=int(url.rsplit(":", 1)[1])):
         began, cpu = time.monotonic(), time.process_time()
         while heard.empty():
             speaker.publish("t", b"hello")

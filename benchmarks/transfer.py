@@ -271,7 +271,7 @@ def variant(change: Callable[[str], str]) -> Iterator[tuple[str, int]]:
     kept = broker_module._CONFIG
     broker_module._CONFIG = change(kept)
     try:
-        with open_broker(None, log=log) as handle:
+        with open_broker(log=log) as handle:
             assert handle.pid is not None
             yield handle.url, handle.pid
     finally:

@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def idle(rate_hz: float, seconds: float) -> dict[str, Any]:
     """Return cores and memory of each process of a client between rounds, and of all."""
-    with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with tempfile.TemporaryDirectory() as name, open_broker(log=logging.getLogger(__name__)) as broker:
         folder = Path(name)
         server = aggregator_command(
             folder / "aggregator", "bench", clients=2, rounds=2, method="fedavg", task=(), preset="tiny", seed=0

@@ -54,7 +54,7 @@ def fleet(seconds: float, rate_hz: float, method: str, device: str = "cpu") -> d
     """Run the three phases; returns the numbers and which bounds they meet. ``device``: that serves and trains."""
     cores = sorted(os.sched_getaffinity(0))[:NUM_CORES]
     os.sched_setaffinity(0, cores)  # inherited by all that is started here
-    with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with tempfile.TemporaryDirectory() as name, open_broker(log=logging.getLogger(__name__)) as broker:
         folder = Path(name)
         write_noise(folder / "data")
         with Children(folder) as children:

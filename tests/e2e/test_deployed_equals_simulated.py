@@ -329,7 +329,7 @@ def test_every_method_in_a_fleet_equals_the_simulator_to_the_bit_and_stores_what
     """Two rounds over a broker, clients and all; then every file that they and the aggregator left is looked into."""
     before = rounds_in_memory()
     sampler = "onnx" if draws_with_graphs(method, data_root) else "eager"
-    with open_broker(None, log=logging.getLogger("test")) as broker:
+    with open_broker(log=logging.getLogger("test")) as broker:
 
         def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
             return MqttSession(broker.url, client_id, on_message=on_message, will=will)

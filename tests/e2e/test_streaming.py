@@ -60,7 +60,7 @@ def test_vehicles_stream_through_a_change_of_domain_while_their_fleet_learns(tas
     assert set(roads.towns) == {town for way in WAYS.values() for town in way}
     size = Size(num_towns=3, rounds_per_town=4, frames_per_town=roads.frames_per_town, works=(work,))
     plan = Plan(out=tmp_path, size=size, roads=roads)
-    with open_broker(None, log=logging.getLogger("streaming")) as broker:
+    with open_broker(log=logging.getLogger("streaming")) as broker:
         streamed = stream(plan, work, WAYS, broker=broker.url, min_pictures=MIN_PICTURES, timeout_s=1400.0)
 
     assert streamed.exit_codes == dict.fromkeys(("aggregator", *WAYS), 0), plan.logs

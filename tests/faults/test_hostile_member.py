@@ -56,7 +56,7 @@ def aggregator(url: str, folder: Path) -> subprocess.Popen[bytes]:
 
 def test_rounds_close_without_it_and_it_is_told(tmp_path: Path):
     folder = tmp_path / "aggregator"
-    with open_broker(None, log=logging.getLogger("test")) as broker:
+    with open_broker(log=logging.getLogger("test")) as broker:
         members = [Member(Mqtt(broker.url), f"cam-{number}", tmp_path / f"cam-{number}") for number in (1, 2, 3)]
         members[1].scale = 1e4
         process, killed, end = aggregator(broker.url, folder), False, time.monotonic() + LIMIT_S

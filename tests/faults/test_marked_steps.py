@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitt
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with open_broker(None, log=logging.getLogger("test")) as broker:
+    with open_broker(log=logging.getLogger("test")) as broker:
         yield broker.url
 
 

@@ -175,7 +175,7 @@ def mqtt_world(place: Path, request: pytest.FixtureRequest) -> Iterator[MqttWorl
     if shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is None:
         pytest.skip("no mosquitto on this machine")
     options = getattr(request, "param", {"num_clients": 1, "num_rounds": 2})
-    with open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with open_broker(log=logging.getLogger(__name__)) as broker:
         MqttWorld.url = broker.url
         world = MqttWorld(place, **options)
         yield world

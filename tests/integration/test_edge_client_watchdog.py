@@ -146,7 +146,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         pytest.skip("no mosquitto on this machine")
     folder = tmp_path_factory.mktemp("watchdog")
     with contextlib.ExitStack() as stack:
-        MqttWorld.url = stack.enter_context(open_broker(None, log=logging.getLogger(__name__))).url
+        MqttWorld.url = stack.enter_context(open_broker(log=logging.getLogger(__name__))).url
         world = MqttWorld(folder, num_clients=len(LOOPS))
         stack.callback(world.close)
         clients = {loop: RunningClient(world, folder, loop) for loop in LOOPS}
@@ -242,7 +242,7 @@ def test_a_broker_that_is_away_is_waited_for_and_a_new_client_is_not_ready_befor
 def test_paho_is_seen_to_turn_while_nothing_travels() -> None:
     if find_mosquitto() is None:
         pytest.skip("no mosquitto on this machine")
-    with open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with open_broker(log=logging.getLogger(__name__)) as broker:
         session = MqttSession(broker.url, "idle", on_message=lambda *_: None)
         session.start()
         deadline = time.monotonic() + 60

@@ -32,7 +32,7 @@ AGGREGATOR = (
 def broker() -> Iterator[str]:
     if find_mosquitto() is None:
         pytest.skip("no mosquitto on this machine")
-    with open_broker(None, log=logging.getLogger(__name__)) as found:
+    with open_broker(log=logging.getLogger(__name__)) as found:
         yield found.url
 
 

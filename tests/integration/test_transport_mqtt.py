@@ -116,7 +116,7 @@ class Member:
 
 @pytest.fixture
 def broker_url() -> Iterator[str]:
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         yield handle.url
 
 
@@ -164,7 +164,7 @@ def test_a_crash_at_any_block_only_costs_a_window(broker_url: str, tmp_path: Pat
 def test_blobs_travel_over_the_embedded_broker_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("amqtt")
     monkeypatch.setattr(broker_module, "find_mosquitto", lambda: None)
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         assert "amqtt" in handle.description
         aggregator, cam = Member(handle.url, tmp_path / "a"), Member(handle.url, tmp_path / "c", "cam-1")
         try:
@@ -195,12 +195,12 @@ def test_a_broker_that_appears_later_gets_what_was_said_meanwhile(caplog: pytest
         assert session.state.startswith("connecting (attempt ")
         other.publish("t", b"old", retain=True)
         other.publish("t", b"new", retain=True)
-        with open_broker(None, log=log, port=port):
+        with open_broker(log=log, port=port):
             until(lambda: session.connected)
             assert inbox.get(timeout=60) == ("t", b"new")
             assert session.state == "connected"
         until(lambda: not session.connected)
-        with open_broker(None, log=log, port=port):
+        with open_broker(log=log, port=port):
             until(lambda: session.num_connections == 2)
     finally:
         session.stop()
@@ -392,14 +392,14 @@ def test_what_a_dying_broker_did_not_acknowledge_goes_to_the_next_one() -> None:
     port = free_port()
     talker, _ = listen(f"mqtt://127.0.0.1:{port}", "talker")
     try:
-        with open_broker(None, log=log, port=port) as handle:
+        with open_broker(log=log, port=port) as handle:
             assert handle.pid is not None
             until(lambda: talker.connected)
             os.kill(handle.pid, signal.SIGSTOP)
             talker.publish("t", b"1", retain=True)
             time.sleep(0.1)
             os.kill(handle.pid, signal.SIGKILL)
-        with open_broker(None, log=log, port=port) as handle:
+        with open_broker(log=log, port=port) as handle:
             _, inbox = watcher = listen(handle.url, "watcher", "t")
             assert inbox.get(timeout=60) == ("t", b"1")
             watcher[0].stop()
@@ -417,7 +417,7 @@ def test_a_session_that_lacks_memory_for_what_waits_connects_anew(monkeypatch: p
         return real(self, topic, payload, retain, expires_s)
 
     monkeypatch.setattr(Connection, "publish", publish)
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         watcher, inbox = listen(handle.url, "watcher", "t")
         until(lambda: watcher.connected)
         session = MqttSession(handle.url, "talker", on_message=lambda topic, payload: None)
@@ -435,7 +435,7 @@ def test_a_session_that_lacks_memory_for_what_waits_connects_anew(monkeypatch: p
 
 @needs_mosquitto
 def test_stopping_does_not_wait_for_a_broker_that_no_longer_reads() -> None:
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         assert handle.pid is not None
         session, _ = listen(handle.url, "cam-1", "t")
         until(lambda: session.connected)
@@ -500,11 +500,11 @@ def test_tls_with_certificates_and_password_and_what_happens_without(tls_broker:
 
 @needs_mosquitto
 def test_a_port_in_use_is_one_clear_error() -> None:
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         port = int(handle.url.rpartition(":")[2])
         with (
             pytest.raises(SettingsError, match=f"broker port {port} can't be used"),
-            open_broker(None, log=log, port=port),
+            open_broker(log=log, port=port),
         ):
             pass
 
@@ -513,7 +513,7 @@ def test_a_port_in_use_is_one_clear_error() -> None:
 def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import logging, time; from replayfleet.federation.wire.transport.broker import open_broker\n"
-        "with open_broker(None, log=logging.getLogger()) as handle:\n    print(handle.pid, flush=True)\n"
+        "with open_broker(log=logging.getLogger()) as handle:\n    print(handle.pid, flush=True)\n"
         "    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
@@ -524,7 +524,7 @@ def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: 
 
 @needs_mosquitto
 def test_a_private_broker_ends_with_its_block() -> None:
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         pid = handle.pid
         assert pid is not None
         assert Path(f"/proc/{pid}").exists()

@@ -168,7 +168,7 @@ def flooded_fleet(folder: Path, training_s: float = 0.0) -> Iterator[FloodedFlee
     level = ours.level
     ours.setLevel(logging.ERROR)  # the clients' own; they hear what floods their topics
     try:
-        with open_broker(None, log=logging.getLogger("test")) as broker:
+        with open_broker(log=logging.getLogger("test")) as broker:
             fleet = FloodedFleet(folder, broker.url, training_s)
             try:
                 fleet.until_round(3, 120)

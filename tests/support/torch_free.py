@@ -73,7 +73,7 @@ def serve(
     """
     data, log = place / "data", place / "client.log"
     write_fashion_mnist(place / "images", train_per_class=12, test_per_class=12)
-    with open_broker(None, log=logging.getLogger(__name__)) as broker:
+    with open_broker(log=logging.getLogger(__name__)) as broker:
         MqttWorld.url = broker.url
         world = MqttWorld(place, num_clients=1, task=TASKS["fashion-mnist"])
         process = None

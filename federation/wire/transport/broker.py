@@ -22,7 +22,6 @@ from pathlib import Path
 
 from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.wire.transport.broker_address import BrokerAddress, redacted
 
 MOSQUITTO_VARIABLE = "MOSQUITTO_BIN"
 _FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
@@ -66,27 +65,19 @@ class BrokerHandle:
 
 
 @contextlib.contextmanager
-def open_broker(
-    url: str | None, *, log: logging.Logger, port: int | None = None, insecure: bool = False
-) -> Iterator[BrokerHandle]:
-    """Yield the given broker, else a private mosquitto, else an embedded amqtt.
+def open_broker(*, log: logging.Logger, port: int | None = None) -> Iterator[BrokerHandle]:
+    """Yield a private mosquitto, else an embedded amqtt.
 
     Args:
-        url: what the operator wrote; taken as it is, not connected to.
         log: told which broker it became.
-        port: for a started broker, instead of any free one.
-        insecure: allow plaintext to another machine.
+        port: where it listens, instead of any free one.
 
     Raises:
-        SettingsError: A bad URL, a port in use, a broker that doesn't start, or none to start.
+        SettingsError: A port in use, a broker that doesn't start, or none to start.
     """
     with contextlib.ExitStack() as stack:
-        if url is not None:
-            BrokerAddress.parse(url, insecure=insecure)
-            handle = BrokerHandle(url, f"broker {redacted(url)}, given by the operator")
-        else:
-            binary = find_mosquitto()
-            handle = stack.enter_context(_mosquitto(binary, port) if binary is not None else _embedded(port))
+        binary = find_mosquitto()
+        handle = stack.enter_context(_mosquitto(binary, port) if binary is not None else _embedded(port))
         log.info("broker description=%r", handle.description)
         yield handle
 
@@ -127,7 +118,7 @@ class PrivateBroker:
         Raises:
             SettingsError: It doesn't start.
         """
-        self._handle = self._stack.enter_context(open_broker(None, log=self._log, port=self._port))
+        self._handle = self._stack.enter_context(open_broker(log=self._log, port=self._port))
         self._port = int(self._handle.url.rpartition(":")[2])
 
     def kill(self) -> None:

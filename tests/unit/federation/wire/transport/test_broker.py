@@ -116,13 +116,6 @@ def test_tls_files_without_tls_are_a_mistake(tmp_path: Path) -> None:
         MqttSession("mqtt://localhost", "cam", on_message=print, tls=TlsSettings(ca_file=tmp_path / "ca.pem"))
 
 
-def test_a_given_broker_is_taken_as_it_is() -> None:
-    with open_broker("mqtt://localhost:1", log=log) as handle:
-        assert handle.url == "mqtt://localhost:1"
-    with pytest.raises(SettingsError), open_broker("mqtt://10.0.0.5", log=log):
-        pass
-
-
 def test_a_named_binary_that_is_no_mosquitto_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOSQUITTO_BIN", "/bin/true")
     with pytest.raises(SettingsError, match="is not a mosquitto"):
@@ -149,7 +142,7 @@ def test_a_binary_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MOSQUITTO_BIN", str(binary))
     with (
         pytest.raises(SettingsError, match=r"does not start \(Error: no luck\)"),
-        open_broker(None, log=log),
+        open_broker(log=log),
     ):
         pass
 
@@ -168,14 +161,14 @@ def test_nobody_is_given_the_port_of_a_broker_that_is_yet_to_listen(monkeypatch:
         return start(command, *more, **how)
 
     monkeypatch.setattr(subprocess, "Popen", late)
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         assert handle.url.endswith(f":{tried[0]}")
 
 
 def test_without_any_broker_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "find_mosquitto", lambda: None)
     monkeypatch.setitem(__import__("sys").modules, "replayfleet.federation.wire.transport.embedded", None)
-    with pytest.raises(SettingsError, match="apt install mosquitto"), open_broker(None, log=log):
+    with pytest.raises(SettingsError, match="apt install mosquitto"), open_broker(log=log):
         pass
 
 
