@@ -133,6 +133,10 @@ def _tell(done: Done, what: str) -> None:
         lines.append(f"broker:     {copy}; then reload it")
         lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection; restart it")
         lines.append("            where `enroll` asked for that and it hasn't been done yet")
+    if done.lost_hosts:
+        lost, names = ", ".join(done.lost_hosts), ", ".join(done.hosts)
+        lines.append(f"            its certificate is no longer for {lost}, by which no device trusts it then, but for")
+        lines.append(f"            {names} alone; name all by which devices reach it, each with --host")
     if done.hosts == LOCAL:
         lines.append("            its certificate is for this machine alone; enroll with --host NAME makes another")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")

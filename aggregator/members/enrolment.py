@@ -86,6 +86,7 @@ class Done:
         broker: what the broker gets.
         own_identity: the aggregator's identity folder, if that was written.
         hosts: names and addresses in the broker's certificate.
+        lost_hosts: those that it had before this command, and has no longer.
         strangers: clients that took part and never were enrolled.
         returns: it was revoked before.
         excluded: it takes no part, whatever keys it has.
@@ -97,6 +98,7 @@ class Done:
     broker: Path
     own_identity: Path | None
     hosts: tuple[str, ...]
+    lost_hosts: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
     returns: bool = False
     excluded: bool = False
@@ -126,6 +128,7 @@ class Registry:
         self.folder, self.fleet, self._hosts, self._now = folder, fleet, asked.hosts, now
         self._place = asked.place or files.place_in(folder / BROKER / files.CONFIG) or files.PLACE
         self._own_identity: Path | None = None
+        self._lost_hosts: tuple[str, ...] = ()
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
         lost = [] if self._table.all() else sorted((folder / MEMBERS).glob(f"*/{identity.CERTIFICATE}"))
@@ -275,7 +278,8 @@ class Registry:
         assert member is not None
         broker, (certificate, _) = self.folder / BROKER, _kept(self.folder / BROKER)
         hosts = () if certificate is None else _hosts_in(certificate)
-        return Done(member, written, terms.key is None, broker, self._own_identity, hosts, self.strangers())
+        lost = self._lost_hosts
+        return Done(member, written, terms.key is None, broker, self._own_identity, hosts, lost, self.strangers())
 
     def _keep_up(self) -> None:
         """Write what the broker gets, if it isn't what the table says."""
@@ -302,6 +306,7 @@ class Registry:
             left_s = (kept.not_valid_after_utc - self._now).total_seconds()
             if left_s > identity.SOON_S and kept.not_valid_before_utc <= self._now:  # made by a clock that was ahead
                 return
+        self._lost_hosts = () if kept is None else tuple(host for host in _hosts_in(kept) if host not in hosts)
         key = new_key()
         files.write_if_new(broker / files.KEY, private_pem(key), private=True)
         certificate = self._authority.sign(key.public_key(), hosts[0], BROKER_DAYS, hosts)

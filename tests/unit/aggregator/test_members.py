@@ -278,6 +278,19 @@ def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> Non
     assert alone not in run("renew", "cam-1", "--data-dir", tmp_path).output, "its names stay"
 
 
+def test_who_names_a_broker_s_hosts_anew_is_told_which_it_has_no_longer(tmp_path: Path) -> None:
+    def enrols(client: str, *hosts: str) -> str:
+        named = [f"--host={host}" for host in hosts]
+        return run("enroll", client, "--data-dir", tmp_path, *named).output
+
+    lost = "its certificate is no longer for"
+    assert lost not in enrols("cam-1", "broker.example", "192.0.2.7")
+    assert lost not in enrols("cam-2")
+    assert lost not in enrols("cam-3", "broker.example", "192.0.2.7", "192.0.2.8")
+    assert f"{lost} 192.0.2.7, 192.0.2.8, by which" in enrols("cam-4", "broker.example")
+    assert lost not in enrols("cam-5", "broker.example")
+
+
 def test_who_founds_a_fleet_is_told_so_first_and_nobody_else(tmp_path: Path) -> None:
     def first_line(folder: Path, client: str) -> str:
         return run("enroll", client, "--data-dir", folder).output.splitlines()[0]
