@@ -106,7 +106,7 @@ def revoke(client: str, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
 
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
-    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, place_in
+    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, OPERATOR, place_in
     from replayfleet.aggregator.members.enrolment import LOCAL
 
     newest = done.member.certificates[0]
@@ -121,8 +121,9 @@ def _tell(done: Done, what: str) -> None:
         lines.append(f"aggregator: start `aggregator serve` with --identity {done.own_identity}")
     if done.folder is not None and done.member.client != AGGREGATOR:
         keys = "remove them here, and keep" if done.has_keys else "beside the keys that were made there, which stay at"
-        lines.append(f"device:     copy {done.folder}/* into its identity folder; {keys} mode 600")
-        lines.append("            start `edge-client start` with --identity and that folder")
+        whose, starts = ("operator:", "studio") if done.member.client == OPERATOR else ("device:", "start")
+        lines.append(f"{whose.ljust(12)}copy {done.folder}/* into its identity folder; {keys} mode 600")
+        lines.append(f"            start `edge-client {starts}` with --identity and that folder")
     place = place_in(done.broker / CONFIG)
     here = place == str(done.broker.absolute())
     copy = "its files are in place" if here else f"copy {done.broker}/* to {place}/ there, the key for its user alone"

@@ -278,6 +278,14 @@ def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> Non
     assert alone not in run("renew", "cam-1", "--data-dir", tmp_path).output, "its names stay"
 
 
+def test_who_enrols_the_operator_is_told_to_start_the_studio_and_no_device(tmp_path: Path) -> None:
+    told = run("enroll", "operator", "--data-dir", tmp_path).output
+    assert f"operator:   copy {tmp_path / 'members' / 'operator'}/*" in told
+    assert "start `edge-client studio` with --identity" in told
+    assert "edge-client start" not in told
+    assert "start `edge-client start` with --identity" in run("enroll", "cam-1", "--data-dir", tmp_path).output
+
+
 def test_who_names_a_broker_s_hosts_anew_is_told_which_it_has_no_longer(tmp_path: Path) -> None:
     def enrols(client: str, *hosts: str) -> str:
         named = [f"--host={host}" for host in hosts]
