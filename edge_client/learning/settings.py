@@ -42,7 +42,12 @@ class LearningSettings:
     teacher_confidence: Annotated[
         float,
         Meta(gt=0, le=1),
-        Option("Softmax probability below which the teacher isn't believed.", LEARNING, needs="teacher"),
+        Option(
+            "Softmax probability, or a detector's score, below which the teacher isn't believed. In a picture where a "
+            "detector is sure of something, what it sees below is learned as background: take less if it scores low.",
+            LEARNING,
+            needs="teacher",
+        ),
     ] = 0.9
     keep_frames_s: Annotated[
         float, Meta(gt=0, le=3600), Option("How long an operator can label a frame after it came.", LEARNING, unit="s")
