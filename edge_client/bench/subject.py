@@ -91,15 +91,14 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     """
     from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
-    from replayfleet.federation.service.data_dir import CLIENTS, MARKER, read_owner
+    from replayfleet.federation.service.data_dir import read_client
     from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, spoken
     from replayfleet.federation.wire.transport.blob_store import look_up
 
     if not (data_dir / BLOBS).is_dir():
         raise SettingsError(f"data dir {data_dir}: no client has run there")
-    if (data_dir / MARKER).exists():  # a client that a program starts by itself claims none
-        read_owner(data_dir, CLIENTS)
+    read_client(data_dir)
     held = StateStore(data_dir, read_only=True).held()
     if held is None or held.manifest.serving is None:
         raise SettingsError(f"data dir {data_dir}: nothing is served there yet")

@@ -10,7 +10,7 @@ from typing import Any
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.paths import read_regular
-from replayfleet.federation.service.data_dir import STATUS_FILE, in_use
+from replayfleet.federation.service.data_dir import STATUS_FILE, in_use, read_client
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
@@ -22,8 +22,9 @@ def read_status(data_dir: Path) -> dict[str, Any]:
     """Return the last status with ``running`` and ``age_s`` added; a stale one isn't ``healthy``.
 
     Raises:
-        SettingsError: No client ever ran there, or its status can't be read.
+        SettingsError: No client ever ran there, the data dir is of another format, or its status can't be read.
     """
+    read_client(data_dir)
     path = data_dir / STATUS_FILE
     try:
         found = json.loads(read_regular(path))

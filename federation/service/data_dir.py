@@ -186,6 +186,16 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
     return True
 
 
+def read_client(path: Path) -> None:
+    """Check that ``path``, where a client ran, isn't of another format or role, as far as others may know.
+
+    Raises:
+        SettingsError: As ``read_owner``.
+    """
+    if os.access(path / MARKER, os.R_OK):  # a client that a program starts by itself has none
+        read_owner(path, CLIENTS)
+
+
 def _opened(lock: Path) -> int:
     try:
         return open_file(lock)

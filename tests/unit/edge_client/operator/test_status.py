@@ -13,7 +13,7 @@ from replayfleet.edge_client.cli import cli
 from replayfleet.edge_client.doctor.broker import look_at_session
 from replayfleet.edge_client.operator import status as status_module
 from replayfleet.edge_client.operator.status import lines, read_status, stale
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.data_dir import claim_data_dir
 
 
@@ -55,6 +55,14 @@ def test_who_may_not_read_the_lock_goes_by_the_process(
     written(tmp_path, pid=os.getpid() if lives else 2**22 + 1, age_s=0.0)  # above the largest of Linux
     monkeypatch.setattr(status_module, "in_use", Mock(side_effect=PermissionError))
     assert read_status(tmp_path)["running"] is lives
+
+
+def test_a_status_of_another_format_is_not_shown(tmp_path: Path) -> None:
+    written(tmp_path, age_s=0.0)
+    assert read_status(tmp_path)["healthy"], "of a client that a program started by itself"
+    (tmp_path / "fleet.json").write_text('{"format": 2, "fleet": "f", "role": "client", "owner": "cam-1"}')
+    with pytest.raises(SettingsError, match="format 2, this process is of format 1; use the version"):
+        read_status(tmp_path)
 
 
 def test_what_is_not_known_is_empty_and_what_has_parts_is_one_line() -> None:
