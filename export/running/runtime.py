@@ -183,6 +183,8 @@ def _session_options(num_threads: int, arena: bool) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # By its bytes it might take an ONNX file for one of its own format, in which nothing was looked through.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     options.use_deterministic_compute = True
     options.enable_cpu_mem_arena = arena
     options.log_severity_level = _ERROR

@@ -37,6 +37,34 @@ def test_a_graph_joined_with_parameters_computes():
     assert model.active_providers == ["CPUExecutionProvider"]
 
 
+def hidden_in_an_onnx_file(graph: bytes, folder: Path) -> bytes:
+    """Return a graph in ONNX Runtime's own format that reads as an ONNX file of fields which nobody knows."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(folder / "graph.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    REAL_SESSION(graph, options, providers=["CPUExecutionProvider"])
+    own = (folder / "graph.ort").read_bytes()
+    assert own[4:8] == b"ORTM"
+    # The first four bytes say where it begins, all else is told from there: what is behind the eighth may move. Here
+    # they are a number 0 as field 15, and the head of another field 15, of one byte; RT is the head of a field 10.
+    first = bytes([0x78, 0, 0x7A, 1])
+    moved = int.from_bytes(first, "little") - int.from_bytes(own[:4], "little")
+    rest = bytes(moved - 83 - 5) + own[8:]
+    head = bytes([0x7A, *(len(rest) >> shift & 127 | 128 for shift in (0, 7, 14)), len(rest) >> 21])
+    return first + b"ORTM" + bytes(83) + head + rest
+
+
+def test_no_graph_is_taken_for_one_of_onnx_runtimes_own_format(tmp_path: Path):
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
+    axis = helper.make_tensor("axis", TensorProto.INT64, [], [1])
+    graph = helper.make_graph([helper.make_node("CumSum", ["x", "axis"], ["y"])], "g", ends[:1], ends[1:], [axis])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    hidden = hidden_in_an_onnx_file(model.SerializeToString(), tmp_path)
+    with pytest.raises(ArtefactRejected, match="can't load the graph"):
+        OnnxModel(hidden, {}, num_threads=1)
+
+
 def test_changing_the_callers_array_afterwards_changes_nothing():
     weight = WEIGHT.copy()
     model = load({"w": weight})
