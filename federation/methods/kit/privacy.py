@@ -61,6 +61,14 @@ def composed(history: History, more: Trained) -> History:
     return tuple(Trained(*of, num_steps) for of, num_steps in steps.items() if num_steps)
 
 
+def joined(history: History, other: History) -> History:
+    """Return what two copies of one account tell together: of each mechanism the more steps of both."""
+    known = {one[:2]: one.num_steps for one in history}
+    for one in other:
+        history = composed(history, one._replace(num_steps=max(0, one.num_steps - known.get(one[:2], 0))))
+    return history
+
+
 def require_opacus() -> None:
     """Check that the accountant is installed.
 

@@ -19,7 +19,7 @@ from replayfleet.federation.methods.kit import checks, packing, travel
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.pace import Pace, Stage, steps_per_epoch
 from replayfleet.federation.methods.kit.packing import ALL_CLASSES
-from replayfleet.federation.methods.kit.privacy import History, decoded_histories, encoded_histories
+from replayfleet.federation.methods.kit.privacy import History, decoded_histories, encoded_histories, joined
 from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.looks import partly_detailed, smoothed
@@ -82,17 +82,24 @@ class Memory(packing.Record):
         seen: Mapping[int, int],
         histories: Mapping[int, History] | None = None,
     ) -> Memory:
-        """Return the memory with what it lacks of the aggregator's cache added: after a lost disk, everything."""
+        """Return the memory with what it lacks of the aggregator's cache added: after a lost disk, everything.
+
+        Where the disk is an earlier copy of itself, what was spent since is added to ``histories``.
+        """
         spent = histories or {}
+        own = {
+            c: replace(one, history=joined(one.history, spent[c])) if c in spent else one
+            for c, one in self.sub_generators.items()
+        }
         missing = {
             c: SubGenerator(own, {}, spent.get(c, ()))
             for c, own in sub_generators.items()
             if c not in self.sub_generators
         }
         if not missing:
-            return self
+            return replace(self, sub_generators=own)
         return Memory(
-            sub_generators=dict(sorted({**missing, **self.sub_generators}.items())),
+            sub_generators=dict(sorted({**missing, **own}.items())),
             seen=dict(sorted({**seen, **self.seen}.items())),
         )
 

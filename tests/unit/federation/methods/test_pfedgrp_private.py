@@ -71,6 +71,18 @@ def test_a_client_that_lost_its_disk_gets_its_account_back(two_rounds: list[tupl
     assert again.privacy.histories[1] == upload.privacy.histories[1]
 
 
+def test_a_client_whose_disk_is_an_earlier_copy_counts_what_it_spent_since(
+    two_rounds: list[tuple[ClientState, Upload]],
+) -> None:
+    (earlier, _), (_, last) = two_rounds
+    _, downloads = PRIVATE.aggregate(
+        AggregatorState(), {"a": last}, seeded_generator(0, 0, "aggregator"), sampler=SAMPLER
+    )
+    _, again = local_round(PRIVATE, earlier, {0: 10}, 2, downloads["a"])
+    assert again.privacy.histories[0] == (Trained(2.0, 0.8, 6),)
+    assert again.privacy.histories[1] == last.privacy.histories[1]
+
+
 def test_the_task_model_is_trained_as_it_would_be_without(two_rounds: list[tuple[ClientState, Upload]]) -> None:
     _, private = two_rounds[0]
     _, without = local_round(OPEN, ClientState(), {0: 10, 1: 16}, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit import privacy
-from replayfleet.federation.methods.kit.privacy import ACCOUNT, Account, Trained, composed, epsilon_of
+from replayfleet.federation.methods.kit.privacy import ACCOUNT, Account, Trained, composed, epsilon_of, joined
 from replayfleet.federation.methods.kit.records import Artefacts
 
 ONCE = Trained(1.0, 0.1, 100)
@@ -20,6 +20,12 @@ def test_equal_mechanisms_are_counted_together_and_others_stand_beside_them() ->
     history = composed(composed(composed((), ONCE), Trained(1.0, 0.2, 10)), ONCE)
     assert history == (Trained(1.0, 0.1, 200), Trained(1.0, 0.2, 10))
     assert composed(history, Trained(3.0, 0.1, 0)) == history
+
+
+def test_of_two_copies_of_an_account_each_mechanism_counts_as_the_later_one_says() -> None:
+    early, late = (ONCE, Trained(2.0, 1.0, 5)), (Trained(1.0, 0.1, 300), Trained(3.0, 1.0, 2), Trained(2.0, 1.0, 4))
+    assert set(joined(early, late)) == {Trained(1.0, 0.1, 300), Trained(2.0, 1.0, 5), Trained(3.0, 1.0, 2)}
+    assert joined((), early) == joined(early, ()) == joined(early, early) == early
 
 
 def test_nothing_trained_cost_nothing() -> None:
