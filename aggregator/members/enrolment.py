@@ -401,9 +401,15 @@ def read_terms(
     """Return what an operator says about a client's certificate, from files.
 
     Raises:
-        SettingsError: The client id, the request or the key can't be used, or one that ``enrols`` lacks a key.
+        SettingsError: The client id, the request or the key can't be used, one that ``enrols`` lacks a key, or ``out``
+            holds another member's.
     """
     check_client(client)
+    owner = "" if out is None else identity.owner_of(out)
+    if owner not in {"", client}:
+        raise SettingsError(
+            f"--out {out} holds the keys of {owner!r}, and they may be nowhere else; choose another folder"
+        )
     key = None if request is None else read_request(request, client)
     public = None if signing_key is None else _read_public(signing_key)
     if enrols and key is not None and public is None and client not in ROLES:

@@ -41,16 +41,21 @@ def check_identity(folder: Path) -> None:
         raise SettingsError(f"identity {folder}: {missing[0]} is missing; copy all that `aggregator enroll` wrote")
 
 
+def owner_of(folder: Path) -> str:
+    """Return whose the certificate of an identity folder is; empty if there is none that can be read."""
+    try:
+        return common_name((folder / CERTIFICATE).read_bytes())
+    except (OSError, MalformedMessage):
+        return ""
+
+
 def check_owner(folder: Path, member: str) -> None:
     """Check that the certificate of an identity folder is the member's: a broker lets its name write, and no other.
 
     Raises:
         SettingsError: It is another's. One that can't be read is for TLS to say.
     """
-    try:
-        name = common_name((folder / CERTIFICATE).read_bytes())
-    except (OSError, MalformedMessage):
-        return
+    name = owner_of(folder)
     if name and name != member:
         raise SettingsError(
             f"identity {folder} is of {name!r}, and this is {member!r}; expected the folder that "

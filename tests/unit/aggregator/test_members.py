@@ -286,6 +286,19 @@ def test_who_enrols_the_operator_is_told_to_start_the_studio_and_no_device(tmp_p
     assert "start `edge-client start` with --identity" in run("enroll", "cam-1", "--data-dir", tmp_path).output
 
 
+def test_the_keys_of_another_member_are_not_written_over(tmp_path: Path) -> None:
+    agg, out = tmp_path / "agg", tmp_path / "stick"
+    assert run("enroll", "cam-1", "--data-dir", agg, "--out", out).exit_code == 0
+    before = {path.name: path.read_bytes() for path in [*out.iterdir(), *(agg / "identity").iterdir()]}
+    for command, folder, owner in (("enroll", out, "cam-1"), ("enroll", agg / "identity", "aggregator")):
+        refused = run(command, "cam-2", "--data-dir", agg, "--out", folder)
+        assert f"--out {folder} holds the keys of '{owner}'" in str(refused.exception)
+    assert run("enroll", "cam-2", "--data-dir", agg).exit_code == 0, "nobody was taken in"
+    assert run("renew", "cam-2", "--data-dir", agg, "--out", out).exit_code != 0
+    assert {path.name: path.read_bytes() for path in [*out.iterdir(), *(agg / "identity").iterdir()]} == before
+    assert run("renew", "cam-1", "--data-dir", agg, "--out", out).exit_code == 0
+
+
 def test_who_names_a_broker_s_hosts_anew_is_told_which_it_has_no_longer(tmp_path: Path) -> None:
     def enrols(client: str, *hosts: str) -> str:
         named = [f"--host={host}" for host in hosts]
