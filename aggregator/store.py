@@ -122,6 +122,7 @@ class AggregatorStore:
                 )
             else:
                 self._db.executescript(_not_there_yet(self._db))
+                make_members_table(self._db, read_only=True)
         except sqlite3.Error as error:
             passes = disk_errno(error) is not None and (path.is_file() or not (read_only or os.path.lexists(path)))
             kind = ReplayfleetError if passes else SettingsError

@@ -165,7 +165,7 @@ def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:
         views = {view.client: view for view in LocalControl(data_dir).look().members}
     except (ConnectionError, VerbRefused):  # the store says what it knows
         views = {}
-    with contextlib.closing(AggregatorStore(data_dir)) as store:
+    with contextlib.closing(AggregatorStore(data_dir, read_only=True)) as store:
         standings = store.roll.refresh()
     names = sorted(enrolled.keys() | standings.keys())
     return [_row(standings[name], enrolled.get(name), views.get(name), now) for name in names if name in standings]

@@ -177,23 +177,24 @@ class Roll:
             self._db.execute(f"UPDATE members SET {what} WHERE client = ?", (*values, client_id))  # noqa: S608
 
 
-def make_members_table(db: sqlite3.Connection) -> None:
-    """Make the table, or give one of an earlier version the columns that it lacks."""
-    if has_members_table(db):
+def make_members_table(db: sqlite3.Connection, *, read_only: bool = False) -> None:
+    """Make the table, or give one of an earlier version the columns that it lacks; who only reads has it in memory."""
+    if any(row[1] == "trains" for row in db.execute("PRAGMA table_info(members)")):
+        return
+    is_old = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'members'").fetchone() is not None
+    fill = "INSERT INTO {} (client, enrolled_at, revoked_at) SELECT * FROM {}"  # nobody else stood there until then
+    if read_only:
+        db.execute(_TABLE.replace("TABLE IF NOT EXISTS", "TEMP TABLE"))
+        if is_old:
+            db.execute(fill.format("temp.members", "main.members"))
         return
     with transaction(db):
-        is_old = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'members'").fetchone() is not None
-        if is_old:  # until then nobody but those who were enrolled stood there
+        if is_old:
             db.execute("ALTER TABLE members RENAME TO enrolled")
         db.execute(_TABLE)
         if is_old:
-            db.execute("INSERT INTO members (client, enrolled_at, revoked_at) SELECT * FROM enrolled")
+            db.execute(fill.format("members", "enrolled"))
             db.execute("DROP TABLE enrolled")
-
-
-def has_members_table(db: sqlite3.Connection) -> bool:
-    """Whether the table is there as this version has it."""
-    return any(row[1] == "trains" for row in db.execute("PRAGMA table_info(members)"))
 
 
 def _standing(row: tuple[object, ...]) -> Standing:

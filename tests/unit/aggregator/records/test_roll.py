@@ -8,7 +8,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.records.deeds import Deed
 from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
@@ -138,6 +140,18 @@ def test_a_table_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     assert {name: standing.revoked_at for name, standing in standings.items()} == {"a": None, "b": 2.0}
     assert standings["a"].is_expected
     assert AggregatorStore(tmp_path).members() == {"a", "b"}
+
+
+def test_who_looks_at_the_members_of_an_earlier_version_changes_nothing(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / DATABASE) as db:
+        db.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        db.execute("CREATE TABLE members (client TEXT PRIMARY KEY, enrolled_at REAL NOT NULL, revoked_at REAL)")
+        db.execute("INSERT INTO members VALUES ('a', 1.0, NULL), ('b', 1.0, 2.0)")
+    db.close()
+    before = (tmp_path / DATABASE).read_bytes()
+    done = CliRunner().invoke(cli, ["clients", "--data-dir", str(tmp_path)], catch_exceptions=False)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["client", "a", "b"]
+    assert (tmp_path / DATABASE).read_bytes() == before
 
 
 def test_a_deed_and_what_it_does_are_one(store: AggregatorStore, monkeypatch: pytest.MonkeyPatch) -> None:
