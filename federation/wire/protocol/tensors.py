@@ -291,8 +291,12 @@ def _parsed(header: bytes) -> tuple[Table, int]:
     floats: list[tuple[np.dtype[Any], int, int]] = []
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         check(entry.dtype in _DTYPES, f"tensor {name[:80]!r} is {entry.dtype[:20]!r}, which does not travel")
+        # Beside a side of 0 the others may be anything, and NumPy refuses what it can't count.
         check(
-            len(entry.shape) <= _MAX_AXES and min(entry.shape, default=0) >= 0, f"tensor {name[:80]!r} has a bad shape"
+            len(entry.shape) <= _MAX_AXES
+            and min(entry.shape, default=0) >= 0
+            and math.prod(max(side, 1) for side in entry.shape) <= MAX_BLOB_BYTES,
+            f"tensor {name[:80]!r} has a bad shape",
         )
         dtype, (first, last) = _DTYPES[entry.dtype], entry.data_offsets
         expected = math.prod(entry.shape) * dtype.itemsize

@@ -77,6 +77,8 @@ def tensors(header: object, body: bytes) -> bytes:
         tensors({"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, b"12341234"),
         tensors({"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
         tensors({"x": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}, b"1234"),
+        tensors({"x": {"dtype": "F32", "shape": [0, 1 << 62], "data_offsets": [0, 0]}}, b""),
+        tensors({"x": {"dtype": "F32", "shape": [1 << 70, 0], "data_offsets": [0, 0]}}, b""),
         tensors({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"12345678"),
         tensors({"x": {"dtype": "F32", "shape": [1] * 40, "data_offsets": [0, 4]}}, b"1234"),
     ],
