@@ -210,7 +210,10 @@ def load_any_dataset(
         raise SettingsError(f"data set {name} has pictures of one size of its own; leave --image-size out")
     places = [*_own_folders(data_root), *_cache()]
     for place in places:
-        found = BOX_DATASETS[name](place)
+        try:
+            found = BOX_DATASETS[name](place)
+        except ValueError as error:  # no task has such classes
+            raise SettingsError(f"data set {name}: {error}") from error
         if found is not None:
             return BoxDataset(name, *found)
     raise _not_found(name, places, NAME_A_RECORDING)

@@ -130,6 +130,14 @@ def test_recordings_that_show_nothing_to_learn_or_to_be_tested_on_are_refused(tm
         boxes(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "fault"), [("c" * 300, "has 300 characters"), ("car\x1b", "what can be printed")])
+def test_a_recording_with_a_class_that_no_task_has_is_refused_in_a_line(tmp_path: Path, name: str, fault: str):
+    names = write_driving(tmp_path, TOWNS) / "labels.txt"
+    names.write_text("\n".join([name, *CLASS_NAMES[1:]]))
+    with pytest.raises(SettingsError, match=rf"^data set carla-boxes: a class.*{fault}"):
+        boxes(tmp_path)
+
+
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REPLAYFLEET_DATA", raising=False)
     with pytest.raises(SettingsError, match=r"carla-boxes not found .*recorded driving"):
