@@ -33,6 +33,7 @@ _GOODBYE_S = 3.0
 
 _FOREIGN_TICKS_ALLOWED = 3
 _STEP_TOLERANCE_S = 1e-3
+_RATE_TOLERANCE = 1e-3  # steps are float32 in places
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,9 @@ class CarlaSession:
         if found.no_rendering_mode:
             raise CameraError(f"carla {settings.place}: the simulator renders nothing (no_rendering_mode)")
         self.fixed_step_s = float(found.fixed_delta_seconds)
+        rate = 1 / (settings.frames_per_picture(self.fixed_step_s) * self.fixed_step_s)
+        if not abs(rate - settings.rate) <= _RATE_TOLERANCE * settings.rate:
+            log.warning("carla rate isn't to be had", server=settings.place, asked=settings.rate, nearest=f"{rate:g}")
         self.town = _town(self._world.get_map().name)
         if settings.town not in ("", self.town):
             raise CameraError(

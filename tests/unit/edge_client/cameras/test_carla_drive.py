@@ -361,6 +361,17 @@ def test_a_second_vehicle_only_waits_for_ticks(simulator: Simulator):
     assert left_as_found(simulator)
 
 
+@pytest.mark.parametrize(("rate", "nearest"), [(20.0, "25"), (25.0, None), (1000.0, "50"), (10.0, None)])
+def test_who_only_waits_is_told_where_the_step_has_no_such_rate(
+    simulator: Simulator, caplog: pytest.LogCaptureFixture, rate: float, nearest: str | None
+):
+    simulator.settings.synchronous_mode, simulator.settings.fixed_delta_seconds = True, 0.02
+    with pytest.raises(CameraError, match="time-out"), driving(tick=False, rate=rate, timeout_s=0.1) as seen:
+        next(seen)
+    told = [record.fields["nearest"] for record in caplog.records if "carla rate" in record.message]
+    assert told == [nearest] * (nearest is not None)
+
+
 def test_who_only_waits_needs_somebody_who_ticks(simulator: Simulator):
     with pytest.raises(CameraError, match="no client ticks this simulator"), driving(tick=False) as seen:
         next(seen)
