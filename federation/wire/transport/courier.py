@@ -42,7 +42,8 @@ from replayfleet.federation.wire.transport.sending import Bundle, Sending
 
 BLOCK_BYTES = 256 << 10
 PAYLOAD_RESERVE_BYTES = 4 << 10
-DEFAULT_CREDIT = 8
+DEFAULT_CREDIT = 16
+"""4 MB in flight: a model of 2.8 MB goes at once, and each end says once what it has."""
 COUNTERS = ("bytes_sent", "bytes_received", "blocks_resent", "malformed", "duplicates")
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from replayfleet.federation.wire.protocol.messages import (
 )
 from replayfleet.federation.wire.protocol.packed import pack
 from replayfleet.federation.wire.protocol.tensors import compress
-from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.courier import DEFAULT_CREDIT, FleetCourier
 from replayfleet.federation.wire.transport.incoming import SHARED_GRACE_S, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Offered
 from tests.support.memory_broker import MemoryBroker
@@ -430,6 +430,21 @@ def test_the_receiver_sets_the_pace(tmp_path: Path) -> None:
     cam.offer("cam-1", os.urandom(100 * BLOCK))
     run(yard.clock, cam, seconds=3)
     assert cam.courier.counters["bytes_sent"] < 9 * BLOCK
+
+
+def test_a_model_of_4_mb_waits_for_one_answer_at_most(tmp_path: Path) -> None:
+    broker, clock = MemoryBroker(), Clock()
+    aggregator = End(broker, clock, tmp_path / "aggregator", credit=DEFAULT_CREDIT)
+    cam = End(broker, clock, tmp_path / "cam-1", "cam-1", credit=DEFAULT_CREDIT)
+    aggregator.offer("*", os.urandom(16 * BLOCK))
+    assert len(cam.inbox) == 17, "the offer and all blocks"
+    run(clock, aggregator, cam)
+    cam.offer("cam-1", os.urandom(16 * BLOCK))
+    aggregator.work()
+    cam.work()
+    assert len(aggregator.inbox) == 16
+    aggregator.work()
+    assert len(cam.inbox) == 1, "the verdict"
 
 
 def test_blocks_fit_what_the_broker_takes(yard: Yard) -> None:
