@@ -119,9 +119,9 @@ class Receiving:
     def report_due(self, now: float) -> bool:
         """Whether the sender should hear from us.
 
-        Every quarter of the credit, unless it may send all the rest already; each second; ever rarer in silence.
+        Every half of the credit, unless it may send all the rest already; each second; ever rarer in silence.
         """
-        if self._unreported >= max(1, self.credit // 4) and self._granted < self._num_blocks:
+        if self._unreported >= max(1, self.credit // 2) and self._granted < self._num_blocks:
             return True
         return now - self._reported_at >= (REPORT_S if self._unreported else self._report_s)
 

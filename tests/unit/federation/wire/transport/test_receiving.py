@@ -101,11 +101,13 @@ def test_reports_are_due_by_blocks_and_by_time_and_ever_rarer_in_silence(tmp_pat
     assert not one.report_due(0.9)
     assert one.report_due(1.0)
     give(one, 0)
-    assert one.report_due(0.0)  # a quarter of the credit
+    assert not one.report_due(0.0)
+    give(one, 1)
+    assert one.report_due(0.0)  # half of the credit
     one.progress("aggregator", 1.0)
     assert not one.report_due(1.9)
     one.progress("aggregator", 2.0)
     assert not one.report_due(3.9)
     assert one.report_due(4.0)
-    give(one, 1, now=5.0)
+    give(one, 2, now=5.0)
     assert one.heard_at == 5.0
