@@ -78,7 +78,7 @@ def export(events: Iterable[Mapping[str, Any]], fleet: str, kind: str, place: st
     """Write a journal's numbers where a viewer finds them; returns how many were written.
 
     Args:
-        events: of the journal, oldest first.
+        events: of the journal, oldest first; read once and not kept: a full journal is a gigabyte.
         fleet: its name, that of TensorBoard's run and MLflow's experiment.
         kind: ``tensorboard`` or ``mlflow``.
         place: a folder, or the URL of MLflow's tracking server or database.
@@ -87,19 +87,18 @@ def export(events: Iterable[Mapping[str, Any]], fleet: str, kind: str, place: st
     Raises:
         SettingsError: The packages aren't installed, or the place can't be written.
     """
-    kept = list(events)
-    return _to_mlflow(kept, fleet, place, founded) if kind == "mlflow" else _to_tensorboard(kept, fleet, place)
+    return _to_mlflow(events, fleet, place, founded) if kind == "mlflow" else _to_tensorboard(events, fleet, place)
 
 
-def _to_tensorboard(events: list[Mapping[str, Any]], fleet: str, place: str) -> int:
+def _to_tensorboard(events: Iterable[Mapping[str, Any]], fleet: str, place: str) -> int:
     """Write a file of events; TensorBoard shows the newest export's in place of those before."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise SettingsError(f"{error}; install it with: pip install 'replayfleet[tensorboard]'") from error
+    found = list(points(events))
     try:
         writer = SummaryWriter(str(Path(place) / fleet), purge_step=0)
-        found = list(points(events))
         with writer:
             for point in found:
                 writer.add_scalar(point.name, point.value, point.round, walltime=point.at)
@@ -110,7 +109,7 @@ def _to_tensorboard(events: list[Mapping[str, Any]], fleet: str, place: str) -> 
     return len(found)
 
 
-def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded: str) -> int:
+def _to_mlflow(events: Iterable[Mapping[str, Any]], fleet: str, place: str, founded: str) -> int:
     """Write into one run of the fleet's experiment; a later export adds what happened since."""
     try:
         from mlflow import MlflowClient
@@ -121,7 +120,9 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded:
     os.environ.setdefault(
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
     )  # its seven take four minutes to say that nobody is there
-    started = next((event for event in events if event.get("event") == "aggregator started"), {})
+    order: dict[float, int] = {}
+    started: dict[str, Any] = {}
+    found = list(points(_noted(events, order, started)))
     began = str(started.get("time", ""))  # names the run of an earlier version
     try:
         client = MlflowClient(tracking_uri=place if "://" in place else _database_in(Path(place)))
@@ -138,9 +139,8 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded:
         if not runs:
             for name, text in _parameters(started):
                 client.log_param(run.info.run_id, name, text)
-        order = {at: number for number, event in enumerate(events) if isinstance(at := event.get("time"), (int, float))}
         known = order.get(until)  # what stands after it is newer, wherever the clock was put
-        new = [point for point in points(events) if (point.at > until if known is None else order[point.at] > known)]
+        new = [point for point in found if (point.at > until if known is None else order[point.at] > known)]
         for first in range(0, len(new), 1000):  # of one request, MLflow's limit
             batch = [Metric(p.name, p.value, int(p.at * 1000), p.round) for p in new[first : first + 1000]]
             client.log_batch(run.info.run_id, metrics=batch)
@@ -152,6 +152,18 @@ def _to_mlflow(events: list[Mapping[str, Any]], fleet: str, place: str, founded:
         said = str(error).strip().partition("\n")[0]
         raise SettingsError(f"--to {place}: {said}; what was written before stays, run it again") from error
     return len(new)
+
+
+def _noted(
+    events: Iterable[Mapping[str, Any]], order: dict[float, int], started: dict[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the events, and note the place of each time, and the first start."""
+    for number, event in enumerate(events):
+        if isinstance(at := event.get("time"), (int, float)):
+            order[at] = number
+        if event.get("event") == "aggregator started" and not started:
+            started.update(event)
+        yield event
 
 
 def _database_in(folder: Path) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,27 @@ def test_numbers_by_round() -> None:
         ("fleet/accuracy", 0, 6.0, 0.625),
         ("fleet/accuracy_lowest", 0, 6.0, 0.5),
     ]
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])
+def test_an_export_keeps_no_event_of_a_journal_that_may_be_full(tmp_path: Path, kind: str) -> None:
+    class Event(dict[str, Any]):
+        """Unlike a dict, it can be referred to weakly."""
+
+    read: list[weakref.ref[Event]] = []
+    most_kept = 0
+
+    def journal() -> Iterator[Event]:
+        nonlocal most_kept
+        for one in events(20):
+            event = Event(one)
+            read.append(weakref.ref(event))
+            yield event
+            most_kept = max(most_kept, sum(event() is not None for event in read))
+
+    assert export(journal(), "yard", kind, str(tmp_path)) == len([*points(events(20))])
+    assert len(read) == len(events(20))
+    assert most_kept <= 2
 
 
 def test_what_a_client_makes_up_becomes_no_curve() -> None:
