@@ -26,6 +26,7 @@ TROUBLES = frozenset({
 })  # fmt: skip
 """Events that say that something went wrong with one client."""
 _MAX_LINE_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20
 _BEGINS_BYTES = 64
 """Of a journal's first line, which says when it was written, to the millisecond."""
 
@@ -172,8 +173,9 @@ class Story:
             self._offset, self._begun = 0, b""
         self._read_as = _known_by(file)
         file.seek(self._offset)
-        self._take(file.read())
-        self._offset = file.tell()
+        while piece := file.read(_PIECE_BYTES):  # a full journal at once would take three times its size
+            self._take(piece)
+            self._offset = file.tell()
 
     def _goes_on(self, file: BinaryIO) -> bool:
         """Whether this is the file that was read last."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,20 @@ def test_what_was_written_since_is_read_and_nothing_twice(tmp_path: Path) -> Non
     assert story.follow()
     assert story.clients["a"].bytes_up == 15
     assert story.rounds[1].accepted == {"a": 2.0}
+
+
+def test_a_full_journal_is_read_piece_by_piece(tmp_path: Path) -> None:
+    facts = {"text": "x" * 200_000}
+    note(tmp_path, *({"event": "upload accepted", "client": "a", "bytes": 1, "facts": facts} for _ in range(100)))
+    story = Story(tmp_path)
+    tracemalloc.start()
+    try:
+        assert story.follow()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (story.num_read, story.clients["a"].bytes_up) == (100, 100)
+    assert most_bytes < (tmp_path / JOURNAL).stat().st_size / 2
 
 
 def test_it_follows_a_journal_that_is_put_aside_meanwhile(tmp_path: Path) -> None:
