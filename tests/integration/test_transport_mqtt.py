@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.authority import Authority
@@ -32,7 +33,7 @@ from replayfleet.federation.wire.transport.broker_address import Credentials, Tl
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
-from replayfleet.federation.wire.transport.mqtt_connection import Connection
+from replayfleet.federation.wire.transport.mqtt_connection import Connection, _CountingClient
 from tests.support.ports import answers, free_port
 from tests.support.processes import is_gone
 from tests.support.voices import Plain
@@ -431,6 +432,25 @@ def test_a_session_that_lacks_memory_for_what_waits_connects_anew(monkeypatch: p
         finally:
             session.stop()
             watcher.stop()
+
+
+@needs_mosquitto
+def test_an_attempt_for_which_no_thread_is_left_keeps_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets: list[Any] = []
+
+    def no_thread(client: _CountingClient) -> None:
+        sockets.append(client.socket())
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_CountingClient, "loop_start", no_thread)
+    with open_broker(None, log=log) as handle:
+        session = MqttSession(handle.url, "cam-1", on_message=lambda topic, payload: None)
+        session.start()
+        try:
+            until(lambda: len(sockets) > 1)
+            assert sockets[0].fileno() == -1
+        finally:
+            session.stop()
 
 
 @needs_mosquitto

@@ -190,7 +190,11 @@ class Connection:
             properties=properties,
         )
         self._opened = True
-        self._client.loop_start()
+        try:
+            self._client.loop_start()
+        except Exception:  # no thread or no descriptor is left: its own would stay until they happen to be collected
+            self._client._reset_sockets()
+            raise
 
     def close(self) -> None:
         """Say goodbye and join paho's thread; a peer that no longer reads can't hold us up."""
