@@ -4,7 +4,8 @@ Ye et al. 2023, "Personalized Federated Learning with Inferred Collaboration Gra
 Differences from the paper: ``docs/methods/pfedgraph.md``.
 
 The aggregator never sees the model that round 0 starts from: a client that started from it sends it back once, and the
-aggregator's state keeps it. Nothing travels for that, because blobs are named by content and the aggregator has it.
+aggregator's state keeps the one that most sent. Nothing travels for that, because blobs are named by content and the
+aggregator has it.
 
 Axes: N clients.
 """
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from replayfleet.federation.methods import pfedgraph_records as graph
-from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload
 from replayfleet.federation.methods.lockstep import Descend, Work
@@ -119,6 +120,18 @@ def mixed_by_similarity(
     }
 
 
+def _sent_by_most(models: Sequence[Parameters]) -> Parameters:
+    """Return the model that most of these are, the first one of equals: it stays, and one client may lie."""
+    alike: list[list[Parameters]] = []
+    for model in models:
+        group = next((group for group in alike if packing.same_bits(group[0], model)), None)
+        if group is None:
+            alike.append([model])
+        else:
+            group.append(model)
+    return max(alike, key=len, default=[{}])[0]
+
+
 def parameter_names(task: TaskSpec) -> frozenset[str]:
     """Return the names of the task model's parameters, without its BatchNorm statistics."""
     return frozenset(name for name, _ in build_task_model(task, device="meta").named_parameters())
@@ -211,7 +224,7 @@ class PFedGraph(TaskMethod):
             ValueError: There are no uploads, or none of the first ones says where it started.
         """
         require_uploads(uploads)
-        initial = state.initial or next((uploads[c].initial for c in sorted(uploads) if uploads[c].initial), {})
+        initial = state.initial or _sent_by_most([uploads[c].initial for c in sorted(uploads) if uploads[c].initial])
         if not initial:
             raise ValueError("none of the first uploads has the set 'initial', so nothing can be compared")
         models = {client_id: upload.task_parameters for client_id, upload in uploads.items()}

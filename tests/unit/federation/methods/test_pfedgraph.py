@@ -223,6 +223,15 @@ def test_an_absent_client_keeps_its_model_and_a_late_one_gets_the_average() -> N
     assert method.download_for(graph.AggregatorState(), "late", initial) is initial
 
 
+def test_one_client_that_says_it_began_elsewhere_does_not_decide_where_all_began() -> None:
+    start = model()
+    half = {name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in start.items()}
+    uploads = {c: graph.Upload(moved(start, seed), 10, dict(start)) for seed, c in enumerate("abc", 1)}
+    uploads["a"] = graph.Upload(uploads["a"].task_parameters, 10, half)
+    state, _ = PFedGraph(task=TOY).aggregate(graph.AggregatorState(), uploads, rng(), sampler=SAMPLER)
+    assert same_bits(state.initial, start)
+
+
 def test_what_travels_and_what_is_stored_come_back_to_the_bit() -> None:
     start = model()
     uploads = {c: graph.Upload(moved(start, seed), 10, start) for seed, c in enumerate("ab", 1)}
