@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -235,6 +235,9 @@ class Registry:
             keys.append(self._own_key(client, "signing key", Ed25519PublicKey.from_public_bytes(public)))
         certificate = self._authority.sign(key, client, terms.days)
         content[identity.CERTIFICATE] = pem_of(certificate)
+        for name, brought in ((identity.KEY, terms.key), (SIGNING_KEY, terms.signing_key)):
+            if brought is not None and terms.out is None and client != files.AGGREGATOR:
+                _remove_former(folder / name, keys)
         identity.write_identity(folder, content)
         if client == files.AGGREGATOR:
             self._own_identity = folder
@@ -429,6 +432,14 @@ def _name_or_address(host: str) -> str:
 def _digest(key: CertificatePublicKeyTypes) -> str:
     public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(public).hexdigest()
+
+
+def _remove_former(path: Path, counting: Collection[str]) -> None:
+    """Remove a private key unless its public half is one of these: it would be copied over what the device made."""
+    with contextlib.suppress(OSError, *NOT_PEM):
+        key = serialization.load_pem_private_key(read_regular(path), None)
+        if _digest(key.public_key()) not in counting:  # type: ignore[arg-type]  # it is one that signs
+            path.unlink()
 
 
 def _read_public(path: Path) -> bytes:

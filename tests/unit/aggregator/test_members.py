@@ -286,6 +286,27 @@ def test_who_enrols_the_operator_is_told_to_start_the_studio_and_no_device(tmp_p
     assert "start `edge-client start` with --identity" in run("enroll", "cam-1", "--data-dir", tmp_path).output
 
 
+def test_keys_made_here_before_are_not_copied_over_those_that_a_device_made_since(tmp_path: Path) -> None:
+    def there() -> set[str]:
+        return {path.name for path in folder.iterdir()}
+
+    folder, tls = tmp_path / "members" / "cam-1", ec.generate_private_key(ec.SECP256R1())
+    whole = {"ca.crt", "member.crt", "member.key", "signing.key", "root.json"}
+    with opened(tmp_path, new=True, now=NOW) as registry:
+        registry.enrol("cam-1", Terms())
+        registry.renew("cam-1", Terms(), 14)
+        assert there() == whole
+        registry.renew("cam-1", Terms(key=tls.public_key()), 14)
+        assert there() == whole - {"member.key"}, "it goes on to sign with the key that it was given"
+        (folder / "member.key").write_bytes(authority.private_pem(tls))
+        registry.renew("cam-1", Terms(key=tls.public_key()), 14)
+        assert there() == whole, "a request that was made in this folder"
+        registry.revoke("cam-1")
+        made = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
+        registry.enrol("cam-1", terms(*made))
+    assert there() == whole - {"member.key", "signing.key"}
+
+
 def test_the_keys_of_another_member_are_not_written_over(tmp_path: Path) -> None:
     agg, out = tmp_path / "agg", tmp_path / "stick"
     assert run("enroll", "cam-1", "--data-dir", agg, "--out", out).exit_code == 0
