@@ -120,21 +120,27 @@ def _founded(data_dir: Path) -> str:
 
 
 def _happened(data_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the journal's events, and those that the aggregator's next start will write there."""
+    """Yield the journal's events, and the deeds that it has forgotten, or will be told at the next start."""
     from replayfleet.aggregator.operator.journal import read_journal
     from replayfleet.aggregator.store import AggregatorStore
 
+    kept: tuple[Deed, ...] = ()
     untold: tuple[Deed, ...] = ()
     try:
         with contextlib.closing(AggregatorStore(data_dir, read_only=True)) as store:
-            untold = store.deeds.untold()
+            kept, untold = store.deeds.kept(), store.deeds.untold()
     except (ReplayfleetError, sqlite3.Error):
         pass  # the journal tells what it knows beside a damaged database too
-    known = set()
+    known = {event.get("deed") for event in read_journal(data_dir, "operator")} if kept else set()
+    yield from (_as_event(deed) for deed in kept if deed.number not in known and deed not in untold)
     for event in read_journal(data_dir):
-        known.add(event.get("deed"))
+        known.add(event.get("deed"))  # one may come meanwhile
         yield event
-    yield from ({"time": deed.at, "event": "operator", **deed.event} for deed in untold if deed.number not in known)
+    yield from (_as_event(deed) for deed in untold if deed.number not in known)
+
+
+def _as_event(deed: Deed) -> dict[str, Any]:
+    return {"time": deed.at, "event": "operator", **deed.event}
 
 
 def current_waits(data_dir: Path) -> tuple[Wait, ...] | None:

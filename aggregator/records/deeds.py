@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 KEPT = 1000
-"""Deeds; the journal keeps them longer."""
+"""Deeds; a journal that has been put aside twice knows none of before."""
 _NOBODY = (1 << 32) - 1
 
 DEEDS_TABLE = """
@@ -68,6 +68,11 @@ class Deeds:
     def untold(self) -> tuple[Deed, ...]:
         """Deeds that the journal may not know, the oldest first."""
         rows = self._db.execute("SELECT at, who, verb, client, detail, id FROM deeds WHERE NOT told ORDER BY id")
+        return tuple(Deed(*row) for row in rows)
+
+    def kept(self) -> tuple[Deed, ...]:
+        """All that are still here, the oldest first."""
+        rows = self._db.execute("SELECT at, who, verb, client, detail, id FROM deeds ORDER BY id")
         return tuple(Deed(*row) for row in rows)
 
     def told(self, number: int) -> None:

@@ -124,6 +124,21 @@ def test_history_tells_what_was_done_while_no_aggregator_ran_and_once_alone_when
     assert [text.count("verb=exclude") for text in told] == [1, 1, 1, 1]
 
 
+def test_history_shows_what_operators_did_before_all_that_the_journal_still_knows(tmp_path: Path) -> None:
+    fleet, journal = TinyFleet(tmp_path), tmp_path / "aggregator" / JOURNAL
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    assert run(fleet, "exclude", "cam-2", "--because", "its lens is broken", "--yes").exit_code == 0
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.service.ready)
+    fleet.kill_aggregator()
+    assert journal.read_text().count('"verb": "exclude"') == 1
+    journal.write_text('{"time": 2e9, "event": "round opened", "round": 40000}\n')  # the others were put aside twice
+    told = run(fleet, "history").output.splitlines()
+    assert ["verb=exclude" in line for line in told] == [True, False]
+    assert run(fleet, "history", "--deeds").output.splitlines() == told[:1]
+
+
 def test_a_running_aggregator_says_why_its_fleet_takes_no_classes(fleet: TinyFleet) -> None:
     refused = run(fleet, "add-class", "tram", "--dry-run")
     assert "method 'tiny' has networks that know how many classes there are" in str(refused.exception)
