@@ -19,7 +19,7 @@ from replayfleet.aggregator.control.caller import LocalControl
 from replayfleet.aggregator.control.command import DATA_DIR
 from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.waits import outside
-from replayfleet.aggregator.members.command import day
+from replayfleet.aggregator.members.command import day, what_to_copy
 from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import GroupedCommand
@@ -158,13 +158,15 @@ def current_waits(data_dir: Path) -> tuple[Wait, ...] | None:
 def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:
     """Return what is known of everybody: certificates, the store's word, and that of the aggregator if it runs."""
     from replayfleet.aggregator.members.authority import CA_CERTIFICATE
-    from replayfleet.aggregator.members.enrolment import MEMBERS, opened
+    from replayfleet.aggregator.members.enrolment import BROKER, MEMBERS, opened
     from replayfleet.aggregator.store import DATABASE, AggregatorStore
 
     enrolled: dict[str, Member] = {}
     if (data_dir / MEMBERS / CA_CERTIFICATE).is_file():
         with opened(data_dir) as registry:
             enrolled = {member.client: member for member in registry.members()}
+            if registry.broker_changed:  # a certificate that ended, or the broker's own, which soon does
+                click.echo(f"broker: what it gets is new: {what_to_copy(data_dir / BROKER)}; then reload it", err=True)
     elif not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: nobody was enrolled here, and no aggregator has run; expected one")
     try:

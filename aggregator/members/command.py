@@ -106,7 +106,7 @@ def revoke(client: str, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
 
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
-    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, OPERATOR, place_in
+    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, OPERATOR
     from replayfleet.aggregator.members.enrolment import LOCAL
 
     newest = done.member.certificates[0]
@@ -124,9 +124,7 @@ def _tell(done: Done, what: str) -> None:
         whose, starts = ("operator:", "studio") if done.member.client == OPERATOR else ("device:", "start")
         lines.append(f"{whose.ljust(12)}copy {done.folder}/* into its identity folder; {keys} mode 600")
         lines.append(f"            start `edge-client {starts}` with --identity and that folder")
-    place = place_in(done.broker / CONFIG)
-    here = place == str(done.broker.absolute())
-    copy = "its files are in place" if here else f"copy {done.broker}/* to {place}/ there, the key for its user alone"
+    copy = what_to_copy(done.broker)
     if done.returns:
         lines.append(f"broker:     {copy}; then RESTART it (systemctl restart mosquitto); don't reload it:")
         lines.append(f"            a connection made with a revoked certificate would be {done.member.client}'s again")
@@ -144,6 +142,15 @@ def _tell(done: Done, what: str) -> None:
     if done.strangers:
         lines.append(f"not enrolled, and no longer counted: {', '.join(map(visible, done.strangers))}")
     click.echo("\n".join(lines))
+
+
+def what_to_copy(broker: Path) -> str:
+    """Return what is to be done with the folder that the broker gets, before it is reloaded."""
+    from replayfleet.aggregator.members.broker_files import CONFIG, place_in
+
+    place = place_in(broker / CONFIG)
+    here = place == str(broker.absolute())
+    return "its files are in place" if here else f"copy {broker}/* to {place}/ there, the key for its user alone"
 
 
 def day(at: float) -> str:

@@ -122,6 +122,7 @@ class Registry:
 
     Attributes:
         is_new: nobody was enrolled in the folder, and no aggregator has run there.
+        broker_changed: something of what the broker gets was written since this was made.
     """
 
     def __init__(self, folder: Path, fleet: str, asked: Broker, now: datetime) -> None:
@@ -129,6 +130,7 @@ class Registry:
         self._place = asked.place or files.place_in(folder / BROKER / files.CONFIG) or files.PLACE
         self._own_identity: Path | None = None
         self._lost_hosts: tuple[str, ...] = ()
+        self.broker_changed = False
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
         lost = [] if self._table.all() else sorted((folder / MEMBERS).glob(f"*/{identity.CERTIFICATE}"))
@@ -290,13 +292,13 @@ class Registry:
         try:
             private_folder(broker)
             for name in (files.CONFIG, files.CONFIG_2_1):
-                files.write_if_new(broker / name, files.config(name, self._place).encode())
+                self._write_if_new(broker / name, files.config(name, self._place).encode())
             members = [member.client for member in self._table.all() if member.revoked_at is None]
-            files.write_if_new(broker / files.RULES, files.rules(self.fleet, members).encode())
-            files.write_if_new(broker / files.CA, self._authority.pem)
+            self._write_if_new(broker / files.RULES, files.rules(self.fleet, members).encode())
+            self._write_if_new(broker / files.CA, self._authority.pem)
             ended = self._table.ended(self._now.timestamp())
             if files.revoked_in(broker / files.REVOKED, self._authority.certificate) != ended:
-                files.write_if_new(broker / files.REVOKED, self._authority.revocations(ended))
+                self._write_if_new(broker / files.REVOKED, self._authority.revocations(ended))
             self._certify_broker(broker)
         except OSError as error:
             raise SettingsError(f"{error.filename or broker} can't be written ({error.strerror or error})") from error
@@ -311,9 +313,12 @@ class Registry:
                 return
         self._lost_hosts = () if kept is None else tuple(host for host in _hosts_in(kept) if host not in hosts)
         key = new_key()
-        files.write_if_new(broker / files.KEY, private_pem(key), private=True)
+        self._write_if_new(broker / files.KEY, private_pem(key), private=True)
         certificate = self._authority.sign(key.public_key(), hosts[0], BROKER_DAYS, hosts)
-        files.write_if_new(broker / files.CERTIFICATE, pem_of(certificate))
+        self._write_if_new(broker / files.CERTIFICATE, pem_of(certificate))
+
+    def _write_if_new(self, path: Path, data: bytes, *, private: bool = False) -> None:
+        self.broker_changed |= files.write_if_new(path, data, private=private)
 
 
 @contextlib.contextmanager

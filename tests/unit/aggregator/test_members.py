@@ -257,7 +257,7 @@ def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     run("renew", "cam-2", "--data-dir", tmp_path)
     run("revoke", "cam-3", "--data-dir", tmp_path, "--yes")
     AggregatorStore(tmp_path).hold("cam-9", set())
-    rows = json.loads(run("clients", "--data-dir", tmp_path, "--json").output)
+    rows = json.loads(run("clients", "--data-dir", tmp_path, "--json").stdout)
     states = {row["client"]: row["state"] for row in rows}
     assert states == {
         "aggregator": "member",
@@ -269,6 +269,16 @@ def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     assert [row["client"] for row in rows if "former certificate" in row["note"]] == ["cam-2"]
     text = run("clients", "--data-dir", tmp_path).output
     assert text.splitlines()[0].split() == ["client", "state", "seen", "version", "until", "note"]
+
+
+def test_who_looks_is_told_when_the_broker_gets_something_new(tmp_path: Path) -> None:
+    soon_over = datetime.now(timezone.utc) - timedelta(days=enrolment.BROKER_DAYS - 20)
+    enrolled(tmp_path, "cam-1", now=soon_over)
+    first, second = (run("clients", "--data-dir", tmp_path, "--json") for _ in range(2))
+    new = f"broker: what it gets is new: copy {tmp_path / 'broker'}/* to /etc/mosquitto/replayfleet/ there"
+    assert new in first.output
+    assert new not in second.output
+    assert json.loads(first.stdout) == json.loads(second.stdout)
 
 
 def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> None:
