@@ -27,7 +27,7 @@ UNKNOWN_MEMBER = (
 )
 _ENROL = "enrol this member again (aggregator enroll), and bring it its new identity folder"
 _OF_CERTIFICATES = {
-    "certificate revoked": f"it was revoked; {_ENROL}",
+    "certificate revoked": f"it was revoked: {_ENROL}; or renewed, and this is the former one: bring it the newer one",
     "certificate expired": "it has expired; renew it (aggregator renew), and look at the broker's clock",
     "unknown ca": f"another authority signed it than the broker's; {_ENROL}",
     "bad certificate": f"the broker can't verify it, or the broker's clock is wrong; look at that, else {_ENROL}",

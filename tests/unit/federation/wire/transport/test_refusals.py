@@ -16,3 +16,9 @@ def test_a_connection_that_was_closed_without_a_word_is_told_as_that() -> None:
     assert said == "connection lost: the broker, or a proxy on the way there, ended it without a word"
     assert said.startswith(OF_ACCEPTED)
     assert connection_ended(0x8B, "Server shutting down") == "connection lost: Server shutting down"
+
+
+def test_a_former_certificate_that_was_renewed_is_told_apart_from_one_to_enrol_again_for() -> None:
+    said = certificate_refused("[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert certificate revoked (_ssl.c:2580)")
+    assert "it was revoked: enrol this member again" in said
+    assert "or renewed, and this is the former one" in said
