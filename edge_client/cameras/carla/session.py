@@ -32,6 +32,7 @@ _GOODBYE_S = 3.0
 """Longest wait for one answer of a simulator that has failed already."""
 
 _FOREIGN_TICKS_ALLOWED = 3
+_VEHICLES_PER_TICK = 8
 _STEP_TOLERANCE_S = 1e-3
 _RATE_TOLERANCE = 1e-3  # steps are float32 in places
 
@@ -217,10 +218,12 @@ class CarlaSession:
         if not self._spawn_on(own, places):
             raise CameraError(f"carla {settings.place}: all {len(points)} spawn points of {self.town} are taken")
         names = sorted(models)
-        for index in rng.integers(len(names), size=settings.num_vehicles):
+        for count, index in enumerate(rng.integers(len(names), size=settings.num_vehicles), 1):
             if not self._spawn_on(models[names[index]], places):
                 log.warning("carla town is full", server=settings.place, vehicles=len(self._vehicles) - 1)
                 break
+            if settings.tick and count % _VEHICLES_PER_TICK == 0:
+                self._next_frame()  # whoever sees no tick for _TICK_PROBE_S takes the world for left frozen
         for vehicle in self._vehicles:
             vehicle.set_autopilot(True, settings.tm_port)
 

@@ -340,6 +340,22 @@ def test_a_full_town_takes_as_many_vehicles_as_it_has_room_for(simulator: Simula
 # Who ticks
 
 
+def test_the_world_moves_on_while_much_traffic_is_spawned_so_that_nobody_takes_it_for_left_frozen(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+):
+    simulator.spawn_points = [Transform(Location(y=100.0 * lane)) for lane in range(40)]
+    spawn, ticks = carla_double.World.try_spawn_actor, []
+
+    def noted(world: carla_double.World, *what: Any) -> Any:
+        ticks.append(simulator.num_ticks)
+        return spawn(world, *what)
+
+    monkeypatch.setattr(carla_double.World, "try_spawn_actor", noted)
+    with driving(num_vehicles=30) as seen:
+        next(seen)
+    assert max(map(ticks.count, ticks)) <= 10
+
+
 def test_a_second_vehicle_only_waits_for_ticks(simulator: Simulator):
     stop, taken = threading.Event(), []
     with driving(seed=1) as first:
