@@ -24,6 +24,7 @@ from replayfleet.edge_client.learning.training.job import (
     BLOBS,
     ChooseJob,
     Chose,
+    FromTrainer,
     RoundFile,
     TrainDone,
     TrainerReady,
@@ -419,6 +420,18 @@ def test_a_damaged_state_is_noticed_and_the_round_is_trained_from_the_download(t
     done = run_job(job(tmp_path, agreed, 1))
     assert "state of round 0 is damaged" in done.note
     assert committed(tmp_path).round == 1
+
+
+def test_nobody_waits_for_a_rounds_pace_to_be_written_down(tmp_path: Path) -> None:
+    records, there = StateStore(tmp_path), []
+
+    def say(word: FromTrainer) -> None:
+        if isinstance(word, TrainDone):
+            there.append((records.training() is not None, (tmp_path / "state" / "pace").exists()))
+
+    run_job(job(tmp_path, spec("fedavg")), say)
+    assert there == [(True, False)]
+    assert (tmp_path / "state" / "pace").exists()
 
 
 def test_a_device_that_begins_to_keep_real_samples_says_so(tmp_path: Path) -> None:

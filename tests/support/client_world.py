@@ -118,7 +118,7 @@ class TrainerThread:
     def _run(self) -> None:
         self._on_event(TrainerReady())
         while (job := self._jobs.get()) is not None:
-            self._on_event(answer(job, self._on_event))
+            answer(job, self._on_event)
 
 
 class World:

@@ -26,7 +26,6 @@ from replayfleet.edge_client.learning.training.job import (
     JSON_LOGS,
     AnyJob,
     ChooseJob,
-    Chose,
     FromTrainer,
     TrainDone,
     TrainerReady,
@@ -60,7 +59,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
 
     Args:
         job: what to train, and in what time.
-        say: told what becomes of the round while it is trained.
+        say: told what becomes of the round, and that it is durable.
 
     Raises:
         ArtefactRejected: The download doesn't decode.
@@ -96,8 +95,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     held, owed, note = load_state(method, records, blobs, job.spec)
     # a state that was damaged, and begins anew, counted nothing
     held, counted = _counted_once(held, data, manifest.round, None if note else remembered(records, job.spec))
-    known = records.pace(spec_digest(job.spec), job.num_threads)
-    began = time.monotonic()
+    known, began = records.pace(spec_digest(job.spec), job.num_threads), time.monotonic()
 
     def local_round(sized: Any, device: torch.device) -> tuple[Any, Any]:
         rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
@@ -153,13 +151,16 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         job.spec,
     )
     speed = known.speed.mixed_with(paced.finish())
-    with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
-        records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
-    return TrainDone(
-        manifest.round,
-        "; ".join(filter(None, (note, paced.note))),
-        blobs.verified(entry.digest for entry in sent.blobs),
+    say(
+        done := TrainDone(
+            manifest.round,
+            "; ".join(filter(None, (note, paced.note))),
+            blobs.verified(entry.digest for entry in sent.blobs),
+        )
     )
+    with contextlib.suppress(OSError):  # the round is on disk, and that is what counts: nobody waits for this
+        records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
+    return done
 
 
 @functools.lru_cache(maxsize=1)
@@ -267,7 +268,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):  # the client is gone
         parent.say(TrainerReady())
         for number, job in enumerate(_jobs(parent)):
-            parent.say(answer(job, parent.say))
+            answer(job, parent.say)
             if not number:
                 give_memory_back()
                 gc.freeze()  # torch and our modules stay: later collections needn't look at them, which takes 150 ms
@@ -280,25 +281,26 @@ def warm_up() -> None:
         leave_the_compiler_out()
 
 
-def answer(job: AnyJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed | Chose:
+def answer(job: AnyJob, say: Callable[[FromTrainer], None]) -> None:
     """Do a job, and say how it ended.
 
     Args:
         job: what to do.
-        say: told what becomes of it meanwhile.
+        say: told what becomes of it, and how it ended.
     """
     try:
         if isinstance(job, ChooseJob):
             from replayfleet.edge_client.learning.training.choosing import run_choice
 
-            return run_choice(job)
-        return run_job(job, say)
+            say(run_choice(job))
+        else:
+            run_job(job, say)
     except (ReplayfleetError, ValueError, OSError) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return TrainFailed(job.manifest.round, text, disk_errno(error))
+        say(TrainFailed(job.manifest.round, text, disk_errno(error)))
     except (Exception, SystemExit) as error:  # root of the process
         log.exception("training failed", round=job.manifest.round)
-        return TrainFailed(job.manifest.round, told(error)[:500])
+        say(TrainFailed(job.manifest.round, told(error)[:500]))
 
 
 def _jobs(parent: Parent) -> Iterator[AnyJob]:
