@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
-from replayfleet.aggregator.trust.release import are_newer
+from replayfleet.aggregator.trust.release import are_newer, can_sign
 from replayfleet.federation.atomic import sync_folder
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.credentials.keys import KEYS
@@ -56,7 +56,8 @@ def back_up(data_dir: Path, target: Path) -> Copied:
         target: doesn't exist yet, or is empty.
 
     Raises:
-        SettingsError: There is no run, it is of another format, or ``target`` can't be used. Nothing is left there.
+        SettingsError: There is no run, it is of another format, its keys are gone, or ``target`` can't be used. Nothing
+            is left there.
     """
     if not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
@@ -65,7 +66,13 @@ def back_up(data_dir: Path, target: Path) -> Copied:
     read_owner(data_dir, aggregators(None))
     _check_apart(target, data_dir)
     with _in_place_of(target) as fresh:
-        return _copied_in_tries(data_dir, fresh, target, TRIES)
+        copied = _copied_in_tries(data_dir, fresh, target, TRIES)
+        if not can_sign(fresh / KEYS):
+            raise SettingsError(
+                f"{data_dir / KEYS} lacks its root or its signing key, so no device would follow this backup: "
+                "put the folder back from an earlier backup, then make this one"
+            )
+        return copied
 
 
 def restore(backup: Path, data_dir: Path, *, replace: bool = False, as_spare: bool = False) -> Copied:

@@ -169,6 +169,11 @@ def follow_on(roots: Sequence[bytes], from_root: bytes) -> Metadata[Root] | None
     return newest if newest.signed.version > before else None
 
 
+def can_sign(keys: Path) -> bool:
+    """Whether a folder holds a root and a signing key, without which no device takes an aggregator's word."""
+    return bool(_numbers(keys)) and (keys / SIGNING_KEY).is_file()
+
+
 def are_newer(keys: Path, earlier: Path) -> bool:
     """Whether a folder's keys are what those of an earlier copy were replaced with, and can be signed with."""
     try:

@@ -22,7 +22,6 @@ from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.spec import make_spec
 
@@ -31,9 +30,7 @@ from replayfleet.federation.service.fleet.spec import make_spec
 def fleet(tmp_path: Path) -> TinyFleet:
     fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
     claim_data_dir(tmp_path / "fleet/aggregator", fleet="tiny-fleet", role="aggregator").close()
-    keys = tmp_path / "fleet/aggregator/keys"
-    keys.mkdir(mode=0o700)
-    signing_key(keys)
+    Releases(tmp_path / "fleet/aggregator/keys")
     fleet.run(until=lambda: fleet.rounds.index == 2)
     return fleet
 
@@ -90,6 +87,17 @@ def test_a_fleet_that_has_not_begun_is_no_backup_yet(tmp_path: Path) -> None:
     AggregatorStore(tmp_path / "agg").close()  # as after `aggregator enroll`
     with pytest.raises(SettingsError, match="has not begun yet"):
         back_up(tmp_path / "agg", tmp_path / "backup")
+
+
+def test_a_fleet_that_lost_its_keys_is_told_before_it_counts_on_a_backup(fleet: TinyFleet, tmp_path: Path) -> None:
+    fleet.close()
+    keys = tmp_path / "fleet/aggregator/keys"
+    for lost in ("1.root.json", "signing.key"):
+        (keys / lost).rename(tmp_path / lost)
+        with pytest.raises(SettingsError, match="no device would follow"):
+            back_up(tmp_path / "fleet/aggregator", tmp_path / "backup")
+        (tmp_path / lost).rename(keys / lost)
+    assert [path.name for path in tmp_path.iterdir()] == ["fleet"], "nothing is left"
 
 
 def test_who_was_revoked_since_the_backup_is_named(fleet: TinyFleet, tmp_path: Path) -> None:
