@@ -104,7 +104,13 @@ def history(  # one for each option
         for event in _happened(data_dir)
         if client in {None, event.get("client")} and not (deeds and event.get("event") != "operator")
     )
-    for event in deque(wanted, maxlen=last):
+    shown = deque(wanted, maxlen=last)
+    if not shown:
+        about = (
+            "" if client is None else f" of client {visible(client)}, whom `aggregator clients` lists if it is a member"
+        )
+        click.echo(f"the journal has {'no deed' if deeds else 'no event'}{about}", err=True)
+    for event in shown:
         click.echo(json.dumps(event) if as_json else visible(_line(event)))
 
 

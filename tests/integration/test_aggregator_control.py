@@ -104,6 +104,8 @@ def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFlee
     assert told.count("verb=exclude") == 1
     assert "client=cam-3" in told
     assert "round closed" in run(fleet, "history", "--last", "5").output
+    typo = run(fleet, "history", "--client", "cam-33")
+    assert (typo.stdout, "the journal has no event of client cam-33" in typo.stderr) == ("", True)
 
 
 def test_history_tells_what_was_done_while_no_aggregator_ran_and_once_alone_when_it_is_back(tmp_path: Path) -> None:

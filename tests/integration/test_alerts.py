@@ -154,7 +154,6 @@ def test_they_fire_for_what_happens_to_a_fleet(tmp_path: Path, monkeypatch: pyte
             seen.wait(gone % "cam-3")
             assert not seen.ask(f"query?query={quote(gone % 'cam-1')}")["result"]
             data_dir = tmp_path / "fleet" / "aggregator"
-            shutil.copytree(fleet.keys, data_dir / "keys")  # where no --identity names another folder
             words = ["enroll", "cam-9", "--data-dir", str(data_dir), "--host", "localhost"]
             enrolled = CliRunner().invoke(cli, [*words, "--fleet", "tiny-fleet", "--days", "10"])
             assert enrolled.exit_code == 0, enrolled.output  # from now on nobody else is heard

@@ -32,6 +32,7 @@ from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.models.specs import TaskSpec
 from tests.support.memory_broker import MemoryBroker
+from tests.support.tiny_fleet import linked_keys
 
 RATE_HZ = 20.0
 """Pictures of a client's camera; each costs an inference."""
@@ -149,7 +150,8 @@ class World:
 
     def start_aggregator(self, name: str = "aggregator") -> AggregatorService:
         (self.folder / name).mkdir(exist_ok=True)
-        service = AggregatorService(self.fleet, self.folder / name, self._connect, keys=self.folder / "keys")
+        keys = linked_keys(self.folder / name, self.folder / "keys")
+        service = AggregatorService(self.fleet, self.folder / name, self._connect, keys=keys)
         service.start()
         return service
 

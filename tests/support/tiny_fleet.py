@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from replayfleet.aggregator.steps import Step
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.jobs import Jobs, Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import (
@@ -222,7 +224,7 @@ class TinyFleet:
         self.private: PrivateBroker | None = None
         self.rules = RoundRules(**{"num_clients": len(client_ids), "deadline_s": 60, "num_rounds": 3, **rules})
         self.claim = Claim.SOLE
-        self.keys = tmp_path / "keys"  # as with --identity, they outlive a lost store
+        self.keys = tmp_path / "keys"  # they outlive a lost store
         self.crash_at: Step | None = None
         self.skip = 0
         self.steps: list[Step] = []
@@ -251,7 +253,7 @@ class TinyFleet:
             checkpoint=self._checkpoint,
             clock=lambda: self.now,
             jobs=self.jobs,
-            keys=self.keys,
+            keys=linked_keys(folder, self.keys),
             broker=self.private,
         )
         self._started = False
@@ -319,6 +321,14 @@ class TinyFleet:
                 self.crash_at = None
                 raise Crash(step)
             self.skip -= 1
+
+
+def linked_keys(data_dir: Path, keys: Path) -> Path:
+    """Return the folder of an aggregator's keys, which outlives its data dir, and let the data dir link to it."""
+    data_dir.mkdir(exist_ok=True)
+    if not os.path.lexists(data_dir / KEYS):
+        (data_dir / KEYS).symlink_to(keys.absolute())
+    return keys
 
 
 class Crash(BaseException):

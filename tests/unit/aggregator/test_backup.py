@@ -30,6 +30,7 @@ from replayfleet.federation.service.fleet.spec import make_spec
 def fleet(tmp_path: Path) -> TinyFleet:
     fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
     claim_data_dir(tmp_path / "fleet/aggregator", fleet="tiny-fleet", role="aggregator").close()
+    (tmp_path / "fleet/aggregator/keys").unlink()
     Releases(tmp_path / "fleet/aggregator/keys")
     fleet.run(until=lambda: fleet.rounds.index == 2)
     return fleet
