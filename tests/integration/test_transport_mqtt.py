@@ -443,7 +443,7 @@ def test_an_attempt_for_which_no_thread_is_left_keeps_no_socket(monkeypatch: pyt
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_CountingClient, "loop_start", no_thread)
-    with open_broker(None, log=log) as handle:
+    with open_broker(log=log) as handle:
         session = MqttSession(handle.url, "cam-1", on_message=lambda topic, payload: None)
         session.start()
         try:
