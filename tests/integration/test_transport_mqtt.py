@@ -435,10 +435,14 @@ def test_a_session_that_lacks_memory_for_what_waits_connects_anew(monkeypatch: p
 
 
 @needs_mosquitto
-def test_an_attempt_for_which_no_thread_is_left_keeps_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_for_which_no_thread_is_left_keeps_no_socket_and_says_nothing_of_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sockets: list[Any] = []
+    spoken: list[str] = []
 
     def no_thread(client: _CountingClient) -> None:
+        spoken.append(session.protocol)
         sockets.append(client.socket())
         raise RuntimeError("can't start new thread")
 
@@ -449,6 +453,7 @@ def test_an_attempt_for_which_no_thread_is_left_keeps_no_socket(monkeypatch: pyt
         try:
             until(lambda: len(sockets) > 1)
             assert sockets[0].fileno() == -1
+            assert spoken[:2] == ["5", "5"]
         finally:
             session.stop()
 

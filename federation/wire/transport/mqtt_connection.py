@@ -189,12 +189,12 @@ class Connection:
             clean_start=clean_start,  # type: ignore[arg-type]  # paho's annotation forgets bool
             properties=properties,
         )
-        self._opened = True
         try:
             self._client.loop_start()
         except Exception:  # no thread or no descriptor is left: its own would stay until they happen to be collected
             self._client._reset_sockets()
             raise
+        self._opened = True
 
     def close(self) -> None:
         """Say goodbye and join paho's thread; a peer that no longer reads can't hold us up."""
