@@ -132,10 +132,20 @@ class FolderSamples:
     def _forget_all_but(self, files: set[str]) -> None:
         """Forget rounds of which no image is left: the ledger would grow with each, and memory with it."""
         for entry, names in [*self._used.items()]:
-            gone = bool(names) and files.isdisjoint(names)
-            if gone and all((self._uri.path / name).parent.is_dir() for name in names):  # else a share is away
+            if names and files.isdisjoint(names) and all(map(self._is_gone, names)):
                 entry.unlink(missing_ok=True)
                 del self._used[entry]
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether an image was deleted, and not just its share away, its folder unreadable or its class unknown."""
+        file = self._uri.path / name
+        try:
+            file.lstat()
+        except FileNotFoundError:
+            return file.parent.is_dir()
+        except OSError:
+            return False
+        return False
 
     def _entry(self, round_index: int, kind: str = "") -> Path:
         return self._ledger / f"{round_index:08d}{kind}.json"

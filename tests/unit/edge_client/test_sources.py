@@ -340,6 +340,19 @@ def test_the_ledger_forgets_rounds_whose_images_were_deleted_and_none_while_the_
     assert [*ledger.iterdir()] == []
 
 
+def test_the_ledger_forgets_no_round_of_a_class_that_the_task_lacks_for_a_time(tmp_path: Path) -> None:
+    images, ledger = tmp_path / "images", tmp_path / "ledger"
+    for name in ("dog/1.png", "dog/2.png"):
+        _put(images, name, 9)
+    (images / "cat").mkdir()
+    uri, without_dogs = FolderUri(images), TaskSpec(1, 28, ("cat", "fox"))
+    source = folder_samples(uri, ledger)
+    assert source.round_samples(0).labels.tolist() == [1, 1]
+    source.used_up(0)
+    assert FolderSamples(uri, without_dogs, ledger, lambda pictures: None).round_samples(1) is None
+    assert folder_samples(uri, ledger).round_samples(1) is None, "the dogs were learned from"
+
+
 def _put_two(images: Path) -> FolderUri:
     for name in ("cat/0.png", "dog/1.png"):
         _put(images, name, 9)
