@@ -132,6 +132,8 @@ class PrivateBroker:
         """Start it again if somebody else ended it; returns whether it did. If it doesn't start, call it again."""
         if self._handle is None or not self._handle.has_ended():
             return False
+        if find_mosquitto() is None:  # short of memory it can't be asked for its version; the embedded one would stay
+            return False
         self._stack.close()
         self.start()
         return True

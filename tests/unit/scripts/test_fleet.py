@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import random
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -219,7 +221,9 @@ def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
-def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_killed_on_purpose_is_not() -> None:
+def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_killed_on_purpose_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with PrivateBroker() as broker:
         url, handle = broker.url, broker.handle
         assert not broker.keep()
@@ -227,6 +231,9 @@ def test_a_broker_that_somebody_kills_is_started_again_where_it_was_and_one_kill
         os.kill(handle.pid, signal.SIGKILL)
         while not handle.has_ended():
             time.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "run", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
+            assert not broker.keep(), "no embedded broker in its place"
         assert broker.keep()
         assert (broker.handle.url, broker.handle.has_ended()) == (url, False)
         broker.kill()
