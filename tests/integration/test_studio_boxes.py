@@ -102,6 +102,28 @@ def test_an_accessibility_checker_finds_no_fault(device: Device, page: Page, wid
     assert page.faults() == [], "after a label"
 
 
+def test_the_class_that_was_reached_with_tab_keeps_the_focus_for_the_next_frame(device: Device, page: Page) -> None:
+    names = tuple(f"class {number}" for number in range(62))  # ten have a key
+    device.studio._known = lambda: replace(device.known(), class_names=names, max_boxes=None)
+    device.studio.label = lambda camera, frame, name: device.studio.skip(camera, frame)
+    page.call("Fetch.enable", patterns=[{"urlPattern": "*/frame?*frame=2*"}])
+    for frame in (1, 2, 3):
+        device.see(frame, (10, 10, 50, 50))
+    wait_for(page, 1)
+    page.run("at('classes').children[40].focus()")
+    page.press("Enter")
+    page.wait("!busy && shown.frame === 2")
+    page.run("new Promise(requestAnimationFrame)")
+    assert page.run("document.activeElement.ariaDisabled") == "true"
+    page.press("Enter")  # its picture hasn't come
+    page.call("Fetch.continueRequest", requestId=held_back(page))
+    wait_for(page, 2)
+    assert page.run("document.activeElement.innerText") == "class 40"
+    page.wait("document.activeElement.ariaDisabled === 'false'")
+    page.press("Enter")
+    wait_for(page, 3)
+
+
 def test_more_boxes_than_are_learned_of_a_picture_are_not_sent(device: Device, page: Page) -> None:
     device.see(1, *((x, 10, x + 20, 50) for x in (10, 50, 90, 130)))
     wait_for(page, 1)

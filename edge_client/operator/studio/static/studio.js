@@ -106,7 +106,7 @@ function drawFrame() {
   }
   if (next && next.left_s < 20) at("guess").append(` This frame is forgotten in ${Math.ceil(next.left_s)} s.`);
   for (const button of at("classes").children) {
-    button.disabled = !isSeen();
+    button.setAttribute("aria-disabled", !isSeen()); // one that is disabled loses the focus with each label
     button.classList.toggle("guessed", Boolean(!boxes && next && next.answer) && button.dataset.class === next.answer.class);
   }
   at("skip").disabled = !next;
