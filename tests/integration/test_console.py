@@ -182,6 +182,29 @@ def test_the_title_of_an_open_page_follows_the_fleet_too(browser: Browser, tmp_p
         page.close()
 
 
+def test_who_goes_through_an_open_page_with_keys_stays_where_they_are(browser: Browser, tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with console(folder) as url, (folder / "events.jsonl").open("a", buffering=1) as file:
+        page = browser.page(url + "/journal")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        page.run("[...document.querySelectorAll('#events a[href=\"/clients/cam-001\"]')].at(-2).focus()")
+        row = "document.activeElement.closest('li')?.innerText"
+        before = page.run(row)
+        file.write('{"time": 1800000500, "event": "client gone", "client": "cam-001", "reason": "asleep"}\n')
+        page.wait("document.body.innerText.includes('asleep')")
+        assert page.run(row) == before
+
+        page.look(width=320)
+        page.open(url + "/methods")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        page.run("(box => { box.focus(); box.scrollTo(60, 0) })(document.querySelector('#weights .scroll'))")
+        weights = {name: dict.fromkeys(watched.names(4), 0.25) for name in watched.names(4)}
+        file.write(json.dumps({"time": 1800000501, "event": "round committed", "round": 3, "weights": weights}) + "\n")
+        page.wait("document.getElementById('weights').innerText.includes('Round 3')")
+        assert page.run("[document.activeElement.className, document.activeElement.scrollLeft]") == ["scroll", 60]
+        page.close()
+
+
 def test_an_open_page_gets_its_first_chart_where_it_would_stand(browser: Browser, tmp_path: Path) -> None:
     folder = watched_fleet(tmp_path / "fleet")
     journal = (folder / "events.jsonl").read_text().splitlines()

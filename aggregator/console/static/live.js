@@ -31,6 +31,8 @@ function times(page = document) {
 
 const AWAY = "the console doesn't answer; this page shows what was known last";
 const LOGGED_OUT = "you are logged out; load this page again, it shows what was known last";
+const placeOf = one => one.getAttribute("href") || one.id || one.getAttribute("aria-label");
+const rowOf = one => one.closest("li, tr");
 let stamp = null, heard = 0, asked = 0, busy = false, again = false, refused = "";
 
 async function renew() {
@@ -54,11 +56,15 @@ async function renew() {
       if (part && next.isEqualNode(part)) continue;
       const focus = document.activeElement, inside = part && part.contains(focus);
       if (inside && focus.matches("input, select, textarea")) continue;  // somebody writes there
-      const place = inside ? focus.getAttribute("href") || focus.id : null;
+      const place = inside ? placeOf(focus) : null, aside = part?.querySelector(".scroll")?.scrollLeft;
       const imported = last = document.importNode(next, true);
       if (part) part.replaceWith(imported);
       else before.after(imported);  // the first chart, say
-      if (place) [...imported.querySelectorAll("a, button")].find(one => (one.getAttribute("href") || one.id) === place)?.focus();
+      if (aside) imported.querySelector(".scroll")?.scrollTo(aside, 0);
+      if (!place) continue;
+      // Of a client's many events the same one; where it stood last if it has gone.
+      const same = [...imported.querySelectorAll("a, button, [tabindex]")].filter(one => placeOf(one) === place);
+      (same.find(one => rowOf(one)?.isEqualNode(rowOf(focus))) || same.at(-1))?.focus();
     }
     for (const part of document.querySelectorAll("[data-live]")) if (!fresh.getElementById(part.id)) part.remove();
     times();
