@@ -291,6 +291,17 @@ def test_all_of_it_can_be_reached_with_the_keyboard(browser: Browser, address: s
     page.close()
 
 
+def test_enlarged_nothing_that_has_the_focus_lies_below_the_bar(browser: Browser, address: str) -> None:
+    page = browser.page(address + "/journal", width=640, height=450)
+    page.run("[...document.querySelectorAll('#events a')].at(-1).focus()")
+    at = "(r => [r.x + 5, r.y + r.height / 2])(document.activeElement.getBoundingClientRect())"
+    for _ in range(30):
+        page.press("Tab", shift=True)
+        seen = page.run(f"document.elementFromPoint(...{at}) === document.activeElement")
+        assert seen, page.run("document.activeElement.outerHTML")
+    page.close()
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
 @pytest.mark.parametrize("path", [*PAGES, "/login", "/nowhere"])
 def test_an_accessibility_checker_finds_no_fault(browser: Browser, address: str, path: str) -> None:
