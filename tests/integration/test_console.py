@@ -23,7 +23,7 @@ from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.operator.thumbnails import FOLDER, KEPT_S
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.children import child_command
-from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import Rules
 from replayfleet.federation.service.web.serving import WebServer
 from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, encode_thumbnail
@@ -203,6 +203,24 @@ def test_who_goes_through_an_open_page_with_keys_stays_where_they_are(browser: B
         page.wait("document.getElementById('weights').innerText.includes('Round 3')")
         assert page.run("[document.activeElement.className, document.activeElement.scrollLeft]") == ["scroll", 60]
         page.close()
+
+
+def test_an_open_page_knows_who_has_logged_in_in_another_tab(browser: Browser, tmp_path: Path) -> None:
+    folder, file = watched_fleet(tmp_path / "fleet"), tmp_path / "tokens.toml"
+    tokens = {name: add_token(file, name, "viewer") for name in ("anna", "ben")}
+    with console(folder, "--tokens", str(file)) as url:
+        pages = []
+        for name, token in tokens.items():
+            pages.append(browser.page(url + "/login"))
+            pages[-1].write(token)
+            pages[-1].press("Enter")
+            pages[-1].wait(f"document.querySelector('form.who').innerText.startsWith('{name}, viewer')")
+        pages[0].call("Page.bringToFront")
+        pages[0].wait("document.querySelector('form.who').innerText.startsWith('ben, viewer')")
+        pages[0].click("form.who button")
+        pages[0].wait("document.querySelector('p.who') !== null")
+        for page in pages:
+            page.close()
 
 
 def test_an_open_page_gets_its_first_chart_where_it_would_stand(browser: Browser, tmp_path: Path) -> None:
