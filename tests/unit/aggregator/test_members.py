@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import sqlite3
@@ -207,6 +208,32 @@ def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     assert revoked(tmp_path) == {first}
     assert store.uploads(0) == {}, "what its former key signed"
     assert "RESTART" not in run("enroll", "cam-2", "--data-dir", tmp_path).output
+
+
+def test_a_certificate_that_ended_counts_no_more_whatever_its_member_gets_since(tmp_path: Path) -> None:
+    """Else the next renewal lets whoever has a copy of a revoked one in again, for as long as the former one counts."""
+    enrolled(tmp_path, "cam-1")
+    ended = {certificate(tmp_path / "members" / "cam-1").serial_number}
+    with opened(tmp_path, now=NOW) as registry:
+        registry.renew("cam-1", Terms(), 0)
+        ended.add(certificate(tmp_path / "members" / "cam-1").serial_number)
+        registry.revoke("cam-1")
+        registry.enrol("cam-1", Terms())
+        assert revoked(tmp_path) == ended
+        registry.renew("cam-1", Terms(), 14)
+    assert revoked(tmp_path) == ended
+
+
+def test_a_member_vouches_for_nobody_and_counts_no_longer_than_the_authority(tmp_path: Path) -> None:
+    with opened(tmp_path, new=True, now=NOW) as registry:
+        registry.enrol("cam-1", Terms(days=2 * authority.CA_DAYS))
+    ca = x509.load_pem_x509_certificate((tmp_path / "members" / "ca.crt").read_bytes())
+    member = certificate(tmp_path / "members" / "cam-1")
+    constraints = [one.extensions.get_extension_for_class(x509.BasicConstraints).value for one in (ca, member)]
+    assert [(one.ca, one.path_length) for one in constraints] == [(True, 0), (False, None)]
+    usages = [one.extensions.get_extension_for_class(x509.KeyUsage).value for one in (ca, member)]
+    assert [one.key_cert_sign for one in usages] == [True, False]
+    assert member.not_valid_after_utc == ca.not_valid_after_utc
 
 
 def terms(tls: ec.EllipticCurvePrivateKey, signs: ed25519.Ed25519PrivateKey) -> Terms:
@@ -584,6 +611,23 @@ def test_another_authority_makes_all_that_the_broker_has_anew(tmp_path: Path) ->
     ca = x509.load_pem_x509_certificate((tmp_path / "broker" / "ca.crt").read_bytes())
     x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes()).verify_directly_issued_by(ca)
     assert revoked(tmp_path) == set()
+
+
+def test_an_authority_of_two_halves_issues_nothing(tmp_path: Path) -> None:
+    for name in ("yard", "harbour"):
+        enrolled(tmp_path / name, "cam-1")
+    (tmp_path / "yard/members/ca.crt").write_bytes((tmp_path / "harbour/members/ca.crt").read_bytes())
+    with pytest.raises(SettingsError, match=r"ca\.key and ca\.crt don't belong together"):
+        enrolled(tmp_path / "yard", "cam-2")
+
+
+def test_one_command_at_a_time_has_the_members(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path, new=True, now=NOW),
+        (tmp_path / "members/lock").open("rb") as lock,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_wrong_clock_issues_nothing(tmp_path: Path) -> None:

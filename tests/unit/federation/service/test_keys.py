@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from replayfleet.aggregator.members.authority import read_request
 from replayfleet.federation.errors import SettingsError
@@ -43,6 +48,27 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(SettingsError, match="expected a certificate signing request in PEM"):
         read_request(path, "cam-1")
+
+
+@pytest.mark.parametrize(
+    ("bits", "asked", "says"),
+    [
+        (1024, "cam-1", "expected a key on an elliptic curve, or RSA of 2048 bits"),
+        (2048, "cam-2", "isn't signed with its own key"),
+        (2048, "cam-1", ""),
+    ],
+)
+def test_a_request_counts_only_from_who_has_its_key_and_a_strong_one(
+    bits: int, asked: str, says: str, tmp_path: Path
+) -> None:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked)])
+    key = rsa.generate_private_key(65537, bits)
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    changed = request.public_bytes(Encoding.DER).replace(asked.encode(), b"cam-1")
+    path = tmp_path / "cam-1.csr"
+    path.write_bytes(x509.load_der_x509_csr(changed).public_bytes(Encoding.PEM))
+    with pytest.raises(SettingsError, match=says) if says else nullcontext():
+        assert read_request(path, "cam-1") == key.public_key()
 
 
 def test_a_key_may_come_through_a_pipe_from_who_decrypts_it(tmp_path: Path) -> None:
