@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.wire.protocol.messages import PROTOCOL_VERSION
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
+from replayfleet.federation.wire.transport import seal
 from replayfleet.federation.wire.transport.seal import (
     KEEP_FLOOR_EVERY_US,
     MAX_TIME_US,
@@ -164,3 +166,14 @@ def test_a_time_that_no_calendar_has_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="beyond the year 8000"):
         unseal(TOPIC, a_signer(MAX_TIME_US).seal(TOPIC, FRAME))
     assert unseal(TOPIC, a_signer(MAX_TIME_US - 1).seal(TOPIC, FRAME)).frame == FRAME
+
+
+def test_what_another_version_or_for_another_reason_was_signed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can sign such a thing; it must be no unexpected error of whoever hears it."""
+    with pytest.raises(MalformedMessage, match="kind 2 of a sealed frame is unknown"):
+        unseal(TOPIC, a_signer().seal(TOPIC, FRAME, 2))  # type: ignore[arg-type]
+    with monkeypatch.context() as later:
+        later.setattr(seal, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        said = a_signer().seal(TOPIC, FRAME)
+    with pytest.raises(MalformedMessage, match=f"protocol version {PROTOCOL_VERSION + 1}, this build speaks"):
+        unseal(TOPIC, said)
