@@ -49,6 +49,24 @@ def test_a_backup_beside_a_running_aggregator_is_whole_and_private(fleet: TinyFl
     fleet.close()
 
 
+def test_a_backup_is_on_the_disk_before_it_has_its_name(
+    fleet: TinyFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, flushed = os.fsync, list[Path]()
+
+    def noted(handle: int) -> None:
+        flush(handle)
+        flushed.append(Path(f"/proc/self/fd/{handle}").readlink())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    back_up(tmp_path / "fleet/aggregator", made := tmp_path / "backup")
+    assert flushed[-1] == tmp_path, "and then its name"
+    under_another = {path.relative_to(tmp_path).parts[1:] for path in flushed[:-1]}
+    assert {path.relative_to(made).parts for path in made.rglob("*")} <= under_another
+    assert not any(path.is_relative_to(made) for path in flushed)
+    fleet.close()
+
+
 def test_what_a_killed_backup_left_goes_with_the_next_one_and_what_a_running_one_makes_stays(
     fleet: TinyFleet, tmp_path: Path
 ) -> None:
@@ -186,8 +204,8 @@ def test_a_data_dir_with_something_in_it_is_replaced_only_when_told_and_kept_asi
     ):
         restore(tmp_path / "backup", data_dir, replace=True)
     fleet.close()
-    restore(tmp_path / "backup", data_dir, replace=True)
-    restore(tmp_path / "backup", data_dir, replace=True)
+    epochs = [restore(tmp_path / "backup", data_dir, replace=True).epoch for _ in range(2)]
+    assert epochs == [1, 2], "clients have followed what is replaced"
     aside = sorted(path.name for path in data_dir.parent.glob("aggregator.*"))
     assert aside == ["aggregator.before-restore-1", "aggregator.before-restore-2"]
     assert not list(data_dir.parent.glob(".*.tmp"))

@@ -15,7 +15,7 @@ from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, KEEP_ROUNDS, AggregatorStore, StoredArtefacts, added_classes
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.wire.protocol.limits import MAX_COUNTER
+from replayfleet.federation.wire.protocol.limits import MAX_COUNTER, MAX_EPOCH
 from replayfleet.federation.wire.protocol.messages import KEPT_DOWNLOADS, BlobEntry, Manifest
 
 
@@ -175,7 +175,9 @@ def test_of_models_with_fewer_classes_nothing_is_left_that_a_client_could_go_bac
     assert (store.epoch(), store.added_classes()) == (1, ("d",))
 
 
-def test_an_extension_is_of_one_round(store: AggregatorStore):
+def test_an_extension_and_a_beginning_are_of_one_round(store: AggregatorStore):
+    store.begin(0)
+    assert (store.begun(0), store.begun(1)) == (True, False)
     store.extend(0, 60.0)
     store.extend(0, 5.0)
     assert (store.extension_s(0), store.extension_s(1)) == (65.0, 0.0)
@@ -243,8 +245,9 @@ def test_another_epoch_makes_every_download_newer_than_all_before_and_survives_a
         assert (download.epoch, download.round, download.blobs) == (1, 1, down(client).blobs)
     assert again.put_download(down("new")).epoch == 1
     again.close()
-    with pytest.raises(SettingsError, match="more than 1"):
-        store.raise_epoch(1)
+    for epoch in (1, MAX_EPOCH + 1):
+        with pytest.raises(SettingsError, match="more than 1"):
+            store.raise_epoch(epoch)
 
 
 def test_a_client_that_is_ahead_of_the_store_gets_something_newer_and_nobody_else_does(store: AggregatorStore) -> None:
