@@ -19,7 +19,7 @@ from tuf.ngclient import Updater
 from replayfleet.aggregator.trust import release
 from replayfleet.aggregator.trust.release import EXPIRES_S, FLOOR, RENEW_S, Releases, anchor, are_newer, rotate_key
 from replayfleet.edge_client.sync.following import ALIVE_S
-from replayfleet.edge_client.sync.trust import FleetTrust
+from replayfleet.edge_client.sync.trust import MAX_REFUSED, FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError, SettingsError
 from replayfleet.federation.service.command import explained
 from replayfleet.federation.wire.protocol.codec import encode
@@ -130,8 +130,16 @@ def test_strangers_write_nothing_to_a_device_and_turn_no_time_back(
     monkeypatch.setattr(FleetTrust, "_updater", lambda *_: pytest.fail("it writes files"))
     for number in range(3):
         foreign = Aggregator(tmp_path / f"foreign-{number}")
+        if number:  # its second root is none that follows ours
+            rotate_key(foreign.keys)
+            foreign.begin()
         with pytest.raises(MalformedMessage, match="root doesn't name"):
             device.hears(foreign.announcement())
+    said = encode(Announcement("a-1", 0, "open", 1.0, SPEC))
+    for _ in range(MAX_REFUSED):
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(Signer(Ed25519PrivateKey.generate()).seal(ROUND, said))
+    assert len(device.trust._refused) == MAX_REFUSED
     assert device.trust.heard_us == aggregator.now_us
 
 
