@@ -641,6 +641,15 @@ def test_the_held_download_is_confirmed_again_without_a_swap(made: Harness) -> N
     assert made.slot.num_swaps == 1
 
 
+def test_a_held_download_of_which_the_disk_lost_something_is_received_again(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.hear(announcement(0), offered(1))
+    monkeypatch.setattr(made.blobs, "has", lambda digest: digest != "a" * 64)
+    made.hear(offered(1))
+    assert made.courier.accepted == [1, 1]
+
+
 def test_a_new_epoch_brings_the_upload_and_the_report_again(made: Harness) -> None:
     made.hear(announcement(0), offered(1))
     made.trained(0, 2)
@@ -934,6 +943,23 @@ def test_a_stored_model_for_which_the_machine_has_nothing_left_is_tried_again_th
     assert again.client.serving_version == newest
     assert (again.slot.previous is None) == (newest == 1), "one on probation has a way back"
     assert again.rollbacks == []
+
+
+def test_a_stored_model_on_probation_that_finds_no_process_isnt_confirmed_by_the_one_that_serves_in_its_place(
+    made: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(announcement(1), offered(2))
+    usual = downloads.candidate
+    monkeypatch.setattr(
+        downloads, "candidate", lambda one, *more: no_process() if one.version == 2 else usual(one, *more)
+    )
+    again = Harness(tmp_path)
+    again.hear()
+    assert again.client.serving_version == 1
+    again.client.tick(0.0)
+    again.client.stop()
+    assert StateStore(tmp_path).on_probation
 
 
 def test_the_run_is_finished_when_its_last_download_is_served_and_reported(made: Harness) -> None:
