@@ -86,6 +86,11 @@ def add_constant_from_file(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
 
 
+def add_constants_from_files(model: onnx.ModelProto) -> None:
+    tensor = leave_open(numpy_helper.from_array(np.zeros(4, np.float32), "c"))
+    model.graph.node[0].attribute.add(name="values").tensors.append(tensor)
+
+
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
@@ -96,7 +101,11 @@ def add_constant_from_file(model: onnx.ModelProto) -> None:
         (add_node(op_type="Resize"), "operator ai.onnx:Resize"),
         (add_node(op_type="DynamicQuantizeLinear"), "operator ai.onnx:DynamicQuantizeLinear"),
         (add_node(op_type="Relu", body=matrix_product().graph), "subgraphs"),
+        (lambda model: model.graph.node[0].attribute.add().graphs.add(), "subgraphs"),
+        (lambda model: model.graph.node[0].attribute.add().sparse_tensor.SetInParent(), "sparse tensors"),
+        (lambda model: model.graph.node[0].attribute.add().sparse_tensors.add(), "sparse tensors"),
         (add_constant_from_file, "attribute that would be read from a file"),
+        (add_constants_from_files, "attribute that would be read from a file"),
         (lambda model: model.functions.add(name="f"), "functions"),
         (lambda model: model.training_info.add(), "training information"),
         (lambda model: model.graph.sparse_initializer.add(), "sparse"),
@@ -108,6 +117,11 @@ def test_everything_beyond_flat_arithmetic_is_refused(edit: Callable[[onnx.Model
     model = matrix_product()
     edit(model)
     assert expected in refusal(model.SerializeToString())
+
+
+def test_device_configurations_are_refused():
+    field = bytes([26 << 3 & 127 | 128 | 2, 26 >> 4, 0])  # earlier versions of onnx have no name for it
+    assert "device configurations" in refusal(matrix_product().SerializeToString() + field)
 
 
 def test_a_second_graph_field_can_not_hide_a_node():
