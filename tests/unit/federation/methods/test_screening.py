@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
-from replayfleet.federation.methods.steps.screening import MAX_SAMPLES_A_ROUND, Candidate, answers_of, screen
+from replayfleet.federation.methods.steps.screening import (
+    MAX_SAMPLES_A_ROUND,
+    MAX_VALUE,
+    Candidate,
+    answers_of,
+    screen,
+)
 from replayfleet.models.build import build_task_model, initialise
 from tests.support.toy import TOY
 
@@ -62,6 +68,24 @@ def test_a_count_has_a_bound_though_there_is_no_other() -> None:
     parameters = {"head.weight": torch.ones(2, 2)}
     assert not screened(parameters, MAX_SAMPLES_A_ROUND)
     assert "num_samples" in screened(parameters, MAX_SAMPLES_A_ROUND + 1)["a"]
+
+
+def test_a_sub_generator_of_huge_numbers_is_seen_though_nobody_else_sent_one() -> None:
+    for value in (MAX_VALUE, 2 * MAX_VALUE):
+        one = Candidate(Artefacts({"sub-generator/0": {"w": torch.tensor([0.5, -value])}}), {}, 100)
+        told = {} if value == MAX_VALUE else {"a": "sub-generator/0: w holds 2e+06, at most 1e+06 is plausible"}
+        assert screen({"a": one}, lambda _: None, max_change=1.0) == told
+
+
+def test_a_count_far_beyond_those_of_the_others_buys_nothing() -> None:
+    def counted(most: int) -> dict[str, str]:
+        parameters = {"head.weight": torch.ones(2, 2)}
+        counts = {"a": 100, "b": 300, "c": most}
+        sent = {name: Candidate(Artefacts({"task": parameters}), {}, count) for name, count in counts.items()}
+        return screen(sent, lambda _: None, max_change=1.0)
+
+    assert counted(12_000) == {}
+    assert counted(13_000) == {"c": "num_samples is 1.3e+04, at most 1.28e+04 is plausible"}
 
 
 class Read(Mapping[str, torch.Tensor]):
