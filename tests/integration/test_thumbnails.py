@@ -9,17 +9,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.aggregator.operator.backup import back_up
-from replayfleet.aggregator.operator.thumbnails import FOLDER, KEPT_S, MAX_CAMERAS, pictures_of
+from replayfleet.aggregator.operator.thumbnails import AT_ONCE, FOLDER, KEPT_S, MAX_CAMERAS, ThumbnailDesk, pictures_of
 from replayfleet.edge_client.flow import Inputs, Picture, Shown
 from replayfleet.edge_client.operator.thumbnails import Thumbnails
 from replayfleet.federation.wire.protocol.thumbnails import JPEG, MAX_BYTES, Thumbnail, encode_thumbnail
 from replayfleet.federation.wire.protocol.topics import topic_of
+from replayfleet.federation.wire.transport.interfaces import Seals
 from replayfleet.federation.wire.transport.seal import Signer
 from tests.support.client_world import World
 from tests.support.consoles import console
@@ -69,6 +71,27 @@ def test_a_device_that_allows_it_is_seen_on_its_page(world: World) -> None:
     world.aggregator.stop()
     world.aggregator = world.start_aggregator()
     assert seen(world) == []
+
+
+class AllSealed:
+    """Whatever comes was said by who it says."""
+
+    def open(self, address: object, topic: str, payload: bytes, now: float) -> bytes:
+        return payload
+
+
+def test_who_is_no_member_leaves_no_picture_and_a_member_a_few_a_second(tmp_path: Path) -> None:
+    desk = ThumbnailDesk(tmp_path, cast("Seals", AllSealed()), {"cam-0"}.__contains__)
+
+    def takes(client: str, picture: bytes, now: float) -> list[bytes]:
+        desk.take(topic_of("fleet", "thumbnail", client), encode_thumbnail(Thumbnail("front", 1, JPEG + picture)), now)
+        return [one.jpeg.removeprefix(JPEG) for one in pictures_of(tmp_path, client)]
+
+    assert takes("cam-9", b"x", 0.0) == []
+    assert not (tmp_path / FOLDER).exists()
+    assert [takes("cam-0", b"%d" % number, 0.0) for number in range(int(AT_ONCE))][-1] == [b"15"]
+    assert takes("cam-0", b"16", 0.0) == [b"15"], "it takes the aggregator's disk and time"
+    assert takes("cam-0", b"17", 1.0) == [b"17"]
 
 
 def test_a_picture_that_is_being_replaced_hides_no_other_camera(tmp_path: Path) -> None:
