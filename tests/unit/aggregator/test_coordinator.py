@@ -26,6 +26,7 @@ from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.precision.wishes import Wish, Wishes
 from replayfleet.aggregator.presence import DEAD_AFTER_S, MAX_NEWCOMERS, PresenceTable
+from replayfleet.aggregator.records.roll import Exclusion
 from replayfleet.aggregator.rounds.machine import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.aggregator.sync.downloads import MAX_PREPARING
@@ -619,6 +620,21 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     desk.hears(Received("a", Presence("a", "online", "with its new keys", 1)), now=5.0)
     desk.jobs.run(5.0)
     assert (desk.offered()[-1][:2], desk.aggregation.left_out) == (("a", 1), frozenset())
+
+
+def test_who_is_excluded_is_offered_nothing_when_it_comes_back(desk: Desk) -> None:
+    def comes_back(boot: str) -> list[tuple[str, int, int]]:
+        desk.courier.sent.clear()
+        desk.store.roll.refresh()
+        desk.hears(Received("b", Presence("b", "online", boot, 1)), now=2.0)
+        desk.jobs.run(2.0)
+        return desk.offered()
+
+    desk.online("a", "b")
+    desk.store.exclude("b", Exclusion(1.0, "ana", "it only sends noise"))
+    assert comes_back("second") == []
+    desk.store.roll.readmit("b")
+    assert comes_back("third") == [("b", 0, 1)]
 
 
 def test_who_was_revoked_and_enrolled_again_within_a_second_has_no_upload_in_the_round(tmp_path: Path) -> None:
