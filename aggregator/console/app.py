@@ -158,9 +158,9 @@ class Console:
         name = request.path_params["name"]
         if name == "console.css":
             style = Path(shared_pages.__file__).parent / "style.css"
-            return Response(style.read_text() + (_STATIC / name).read_text(), media_type="text/css")
+            return Response(style.read_bytes() + (_STATIC / name).read_bytes(), media_type="text/css")
         kind = {"live.js": "text/javascript", "icon.svg": "image/svg+xml"}.get(name)
-        return Response((_STATIC / name).read_text(), media_type=kind) if kind else self._missing(request, None)
+        return Response((_STATIC / name).read_bytes(), media_type=kind) if kind else self._missing(request, None)
 
     def _missing(self, request: Request, error: Exception | None) -> Response:
         facts = {"title": "Nothing is here", "text": f"There is no page {request.url.path[:MAX_FIELD]}."}

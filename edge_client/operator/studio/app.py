@@ -115,14 +115,14 @@ class Pages:
         )
 
     async def _page(self, request: Request) -> Response:
-        return Response((_STATIC / "studio.html").read_text(), media_type="text/html")
+        return Response((_STATIC / "studio.html").read_bytes(), media_type="text/html")
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in _KINDS:
             return PlainTextResponse("nothing is here\n", 404)
-        shared = (Path(shared_pages.__file__).parent / "style.css").read_text() if name.endswith(".css") else ""
-        return Response(shared + (_STATIC / name).read_text(), media_type=_KINDS[name])
+        shared = (Path(shared_pages.__file__).parent / "style.css").read_bytes() if name.endswith(".css") else b""
+        return Response(shared + (_STATIC / name).read_bytes(), media_type=_KINDS[name])
 
     async def _state(self, request: Request) -> Response:
         try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import locale
 import threading
 import time
 from collections.abc import Callable
@@ -241,6 +242,15 @@ def test_who_comes_for_live_pictures_when_all_places_are_taken_is_told_and_takes
     app = Pages(studio, Rules(frozenset({"127.0.0.1"}), Access(None, reading_needs_token=False))).app
     for _ in range(2):  # places are given back
         assert sorted(stay_at(app, "/live?camera=front", MAX_LIVE + 2)) == [200] * MAX_LIVE + [503] * 2
+
+
+def test_its_page_is_the_same_wherever_the_device_stands(asked: Callable[..., tuple[int, str]]) -> None:
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")  # text is ASCII, unless somebody says otherwise
+    try:
+        assert "\u00b7" in asked("/static/studio.js")[1]
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 @pytest.mark.parametrize(
