@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,35 @@ def test_the_longest_names_make_the_page_no_wider_than_a_telephone(device: Devic
     wait_for(page, 1)
     page.wait("at('where').textContent.startsWith('ccc') && at('drawn').textContent.includes('xxx')")
     assert page.run("document.documentElement.scrollWidth") == 320
+
+
+PLACES = """((selector, ...texts) => texts.map((text) => {
+  const range = document.createRange(), walker = document.createTreeWalker(document.querySelector(selector), 4);
+  while (walker.nextNode() && !walker.currentNode.data.includes(text));
+  range.setStart(walker.currentNode, walker.currentNode.data.indexOf(text));
+  range.setEnd(walker.currentNode, range.startOffset + text.length);
+  return range.getBoundingClientRect().left;
+}))"""
+"""Where texts begin on the screen, in an element that has them."""
+
+
+def test_numbers_stand_behind_a_name_from_right_to_left(device: Device, page: Page) -> None:
+    name = "\N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}\N{HEBREW LETTER GIMEL}"
+    known = [replace(device.known(), class_names=(name, "bike"), max_boxes=most) for most in (3, None)]
+    device.studio._known = lambda: known[0]
+    device.see(1, (10, 10, 50, 50))
+    wait_for(page, 1)
+    page.press("n")
+    assert_in_turn(page, "#drawn", name, "(2)", "48 by")
+    assert_in_turn(page, "figcaption", "front:", name, "30 %")
+    known.reverse()
+    page.wait("at('guess').textContent.includes('sure')")
+    assert_in_turn(page, "#guess", "The model says", name, ", 30 %")
+
+
+def assert_in_turn(page: Page, selector: str, *texts: str) -> None:
+    places = page.run(f"{PLACES}({json.dumps(selector)}, ...{json.dumps(texts)})")
+    assert places == sorted(places), texts
 
 
 def test_a_camera_that_gives_no_pictures_any_more_is_not_shown_as_live(device: Device, page: Page) -> None:

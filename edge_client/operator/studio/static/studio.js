@@ -11,6 +11,8 @@ const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
 const isThere = () => Boolean(shown && at("frozen").complete && at("frozen").naturalWidth);
 // Whether what is done now is meant for the frame that is shown: not before its picture came, nor right after it took the place of one that was too old.
 const isSeen = () => isThere() && performance.now() - swapped >= REACTION_MS;
+// A name from right to left draws the numbers that follow it to its other side.
+const apart = (name) => (/[\u0590-\u08ff]/.test(name) ? `\u2068${name}\u2069` : name);
 const percent = (share) => `${Math.round(100 * share)} %`;
 
 function say(text, bad) {
@@ -47,9 +49,9 @@ function drawEditor({ boxes, chosen, name, before }) {
   if (!findsBoxes()) return;
   const named = {};
   for (const box of boxes) named[box.name] = (named[box.name] || 0) + 1;
-  const count = Object.entries(named).map(([what, many]) => `${what} (${many})`).join(", ");
+  const count = Object.entries(named).map(([what, many]) => `${apart(what)} (${many})`).join(", ");
   const box = boxes[chosen];
-  const place = box ? `, chosen: ${box.name}, ${Math.round(box.right - box.left)} by ${Math.round(box.bottom - box.top)} pixels` : "";
+  const place = box ? `, chosen: ${apart(box.name)}, ${Math.round(box.right - box.left)} by ${Math.round(box.bottom - box.top)} pixels` : "";
   const over = boxes.length > now.max_boxes ? `; at most ${now.max_boxes} are learned of one picture` : "";
   at("drawn").textContent = (count ? `To be learned: ${count}` : "To be learned: nothing is to be seen") + place + over;
   at("done").disabled = !isSeen() || boxes.length > now.max_boxes;
@@ -99,7 +101,7 @@ function drawFrame() {
       : `The model found nothing here. ${now.num_waiting} wait.`;
   } else if (next && next.answer) {
     const name = document.createElement("b");
-    name.textContent = next.answer.class;
+    name.textContent = apart(next.answer.class);
     at("guess").append("The model says ", name, `, ${percent(next.answer.confidence)} sure. ${now.num_waiting} wait.`);
   } else if (next) {
     at("guess").textContent = `No model answers yet. ${now.num_waiting} wait.`;
@@ -127,7 +129,7 @@ function drawLive() {
       figure.append(picture, document.createElement("figcaption"));
       at("cameras").append(figure);
     }
-    const said = camera.answers.map((one) => `${one.class} ${percent(one.confidence)}`).join(", ");
+    const said = camera.answers.map((one) => `${apart(one.class)} ${percent(one.confidence)}`).join(", ");
     const isStill = camera.age_s > STILL_S; // its newest picture isn't what it sees now
     figure.classList.toggle("still", isStill);
     figure.lastChild.textContent = `${camera.name}: ${isStill ? `no picture for ${Math.round(camera.age_s)} s` : said || "no answer"}`;
