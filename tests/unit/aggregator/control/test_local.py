@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from replayfleet.aggregator.control import caller
+from replayfleet.aggregator.control import caller, local
 from replayfleet.aggregator.control.caller import SOCKET, LocalControl, Request
 from replayfleet.aggregator.control.local import MAX_CONNECTIONS, LocalSocket
 from replayfleet.aggregator.control.verbs import Pause, VerbRefused
@@ -37,6 +38,18 @@ def test_a_socket_is_taken_away_by_who_bound_it_and_by_nobody_else(tmp_path: Pat
     second.stop()
     assert not (tmp_path / SOCKET).exists()
     second.stop()
+
+
+def test_nobody_is_answered_but_the_aggregators_own_user_and_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever mode the file system gives the socket."""
+    running = LocalSocket(tmp_path, Named(name="running"))  # type: ignore[arg-type]
+    for user, says in ((os.geteuid() + 1, "broke off"), (os.geteuid(), "running"), (0, "running")):
+        monkeypatch.setattr(local, "_peer", lambda _, user=user: (1, user, 1))
+        with pytest.raises(VerbRefused, match=says):
+            LocalControl(tmp_path).look()
+    running.stop()
 
 
 def test_a_program_that_asks_what_the_running_aggregator_doesnt_know_says_to_restart_it(
