@@ -14,6 +14,7 @@ from replayfleet.edge_client.state_store import (
     Trial,
     spec_digest,
 )
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from tests.support.no_file import KINDS, leave
@@ -115,6 +116,9 @@ def test_a_damaged_record_is_detected_and_counts_as_lost(tmp_path: Path, damage:
     store.commit_training(commit(), SPEC)
     path = tmp_path / "state" / "training"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(SettingsError, match="training is damaged"):
+        StateStore(tmp_path, read_only=True).training()
+    assert path.exists(), "who looks in beside a client takes nothing away"
     assert store.training() is None
     assert not path.exists()
     store.commit_training(commit(), SPEC)
