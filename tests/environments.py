@@ -39,7 +39,7 @@ LEARNING_NEEDS = (
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
 
 BOARD = {"numpy": "1.26", "opencv-python-headless": "4.9"}
-"""Releases on a board with JetPack 6. Its ONNX Runtime is the oldest that pyproject.toml allows."""
+"""Releases on a board with JetPack 6. Its ONNX Runtime and its amqtt are the oldest that pyproject.toml allows."""
 
 BOARD_TESTS = (
     "tests/unit/devices",
@@ -161,10 +161,10 @@ def _with_python(name: str, arguments: Sequence[str]) -> str:
 @click.argument("arguments", nargs=-1)
 def board(arguments: tuple[str, ...]) -> None:
     """Everything that needs no PyTorch, with a board's releases."""
-    runtime = _oldest(_requirement("onnxruntime", "cpu"))
+    oldest = [_oldest(_requirement("onnxruntime", "cpu")), _oldest(_requirement("amqtt", "broker"))]
     pins = [f"{name}=={release}.*" for name, release in BOARD.items()]
     try:
-        python = _made("board", ["-e", ".[broker]", *pins, runtime, "cryptography>=42", *RUNNERS])
+        python = _made("board", ["-e", ".[broker]", *pins, *oldest, "cryptography>=42", *RUNNERS])
     except NotToBeHad as error:
         click.echo(f"test-board: skipped: {error}")
         return
