@@ -237,10 +237,10 @@ class Registry:
             keys.append(self._own_key(client, "signing key", Ed25519PublicKey.from_public_bytes(public)))
         certificate = self._authority.sign(key, client, terms.days)
         content[identity.CERTIFICATE] = pem_of(certificate)
+        identity.write_identity(folder, content)
         for name, brought in ((identity.KEY, terms.key), (SIGNING_KEY, terms.signing_key)):
             if brought is not None and terms.out is None and client != files.AGGREGATOR:
                 _remove_former(folder / name, keys)
-        identity.write_identity(folder, content)
         if client == files.AGGREGATOR:
             self._own_identity = folder
         if public is not None:

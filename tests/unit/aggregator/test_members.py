@@ -344,6 +344,18 @@ def test_keys_made_here_before_are_not_copied_over_those_that_a_device_made_sinc
     assert there() == whole - {"member.key", "signing.key"}
 
 
+def test_keys_made_here_stay_where_the_certificate_for_newer_ones_can_not_be_written(tmp_path: Path) -> None:
+    folder, tls = tmp_path / "members" / "cam-1", ec.generate_private_key(ec.SECP256R1())
+    with opened(tmp_path, new=True, now=NOW) as registry:
+        registry.enrol("cam-1", Terms())
+        key = (folder / "member.key").read_bytes()
+        (folder / "member.crt").unlink()
+        (folder / "member.crt" / "in its place").mkdir(parents=True)
+        with pytest.raises(SettingsError, match="can't be written"):
+            registry.renew("cam-1", Terms(key=tls.public_key()), 14)
+    assert (folder / "member.key").read_bytes() == key
+
+
 def test_the_keys_of_another_member_are_not_written_over(tmp_path: Path) -> None:
     agg, out = tmp_path / "agg", tmp_path / "stick"
     assert run("enroll", "cam-1", "--data-dir", agg, "--out", out).exit_code == 0
