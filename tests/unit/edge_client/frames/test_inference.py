@@ -236,6 +236,16 @@ def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_de
     assert caplog.messages == ["model rolled back"], "no frame failed, so no line says so"
 
 
+def test_deaths_of_a_model_count_against_none_that_comes_after_it() -> None:
+    slot = _slot(says(0, 1), DiesOften())
+    slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    assert _answered_by(answerer, 2) == [1, 1], "it died twice"
+    slot.install(candidate(2, DiesOften()))
+    slot.confirm(2)
+    assert _answered_by(answerer, 3) == [2, 2, 1], "and so may the next"
+
+
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_no_model_is_to_blame_for_frames_while_no_process_is_to_be_had(confirmed: bool) -> None:
     failing = Fails(0.0)
