@@ -1009,9 +1009,12 @@ def test_the_announcement_says_which_uploads_count_and_a_restart_says_it_again(d
     assert (desk.announced[-1].round, desk.announced[-1].holds) == (1, b"")
 
 
-def test_an_upload_of_an_epoch_that_was_undone_is_refused(desk: Desk) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["", "its client's download was lost"])
+def test_an_upload_of_an_epoch_that_was_undone_is_refused(desk: Desk, *, lost: bool) -> None:
     desk.online("a", "b")
     desk.store.raise_epoch(1)
+    if lost:
+        desk.store.drop_download("a")
     desk.upload("a")
     assert not desk.coordinator.rounds.accepted
     assert desk.courier.refused[-1] == ("a", "wrong-round")
