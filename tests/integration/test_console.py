@@ -174,11 +174,16 @@ def test_the_title_of_an_open_page_follows_the_fleet_too(browser: Browser, tmp_p
     with console(folder) as url:
         page = browser.page(url + "/round")
         page.wait("document.title === 'Round 3 · street'")
+        notices = "document.querySelector('#notices[role=status]')"
+        assert page.run(f"(window.before = {notices}).innerText").startswith("The aggregator isn't running")
         store = AggregatorStore(folder)
+        store.set_num_rounds(4)
         store.close_round(3, BEGAN)
         store.commit_round(3, StoredArtefacts((), "cd" * 32), {}, BEGAN)
         store.close()
         page.wait("document.title === 'Round 4 · street'")
+        page.wait(f"{notices}.innerText === ''")  # the run is over
+        assert page.run(f"{notices} === window.before"), "a screen reader tells what comes into it"
         page.close()
 
 

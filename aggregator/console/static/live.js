@@ -57,13 +57,15 @@ async function renew() {
       const focus = document.activeElement, inside = part && part.contains(focus);
       if (inside && focus.matches("input, select, textarea")) continue;  // somebody writes there
       const place = inside ? placeOf(focus) : null, aside = part?.querySelector(".scroll")?.scrollLeft;
-      const imported = last = document.importNode(next, true);
-      if (part) part.replaceWith(imported);
+      const imported = document.importNode(next, true);
+      last = part?.matches("[role=status]") ? part : imported;
+      if (last === part) part.replaceChildren(...imported.childNodes);  // a screen reader tells what comes into it
+      else if (part) part.replaceWith(imported);
       else before.after(imported);  // the first chart, say
-      if (aside) imported.querySelector(".scroll")?.scrollTo(aside, 0);
+      if (aside) last.querySelector(".scroll")?.scrollTo(aside, 0);
       if (!place) continue;
       // Of a client's many events the same one; where it stood last if it has gone.
-      const same = [...imported.querySelectorAll("a, button, [tabindex]")].filter(one => placeOf(one) === place);
+      const same = [...last.querySelectorAll("a, button, [tabindex]")].filter(one => placeOf(one) === place);
       (same.find(one => rowOf(one)?.isEqualNode(rowOf(focus))) || same.at(-1))?.focus();
     }
     for (const part of document.querySelectorAll("[data-live]")) if (!fresh.getElementById(part.id)) part.remove();
