@@ -597,7 +597,7 @@ def test_an_upload_that_arrives_after_its_client_was_revoked_counts_no_more(tmp_
 def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_the_newest(tmp_path: Path) -> None:
     desk = Desk(tmp_path, num_clients=None)
     run = desk.aggregation.run  # as methods do: a download for each client of their state
-    desk.aggregation.run = lambda index, uploads, *more: run(index, {"a": None, **uploads}, *more)  # type: ignore
+    desk.aggregation.run = lambda index, uploads, *more: run(index, {"a": None, "z": None, **uploads}, *more)  # type: ignore
     table = enrolled(desk, "a", "b")
     desk.coordinator.tick(1.5)
     desk.online("a", "b", now=1.6)
@@ -614,6 +614,7 @@ def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_t
     assert (desk.coordinator.rounds.index, desk.aggregation.left_out) == (1, {"a"})
     assert [client for client, *_ in desk.offered()] == ["b", "b"]
     assert desk.store.download("a") is None, "a commit makes none for it, and keeps none"
+    assert desk.store.download("z") is None, "nor for one that was never enrolled"
     assert desk.store.versions.of("a") == ()
     table.enrol("a", Issued(9, 0.0, 9e9, 9e9), 4.0)
     desk.coordinator.tick(5.0)
@@ -719,6 +720,14 @@ def test_a_round_that_cant_be_aggregated_ends_the_process_and_keeps_its_uploads(
     with pytest.raises(ReplayfleetError, match=r"aggregated: memory doesn't suffice \(MemoryError: \); its uploads"):
         desk.jobs.run(0.0)
     assert desk.restarted().coordinator.rounds.accepted == ("a", "b")
+
+
+def test_a_round_that_another_writer_committed_ends_the_process(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.upload("a", "b")
+    assert desk.store.commit_round(0, StoredArtefacts((), "cc" * 32), {}, 2.0)
+    with pytest.raises(ReplayfleetError, match="was committed twice; the data dir has two writers"):
+        desk.jobs.run(2.0)
 
 
 def test_the_end_is_announced_and_stays_announced(tmp_path: Path) -> None:
@@ -832,6 +841,32 @@ def test_an_aggregator_that_stands_by_warns_of_it_once(tmp_path: Path, caplog: p
             spare.hears(Received(EVERYBODY, Announcement("other-0", 0, "open", 60.0, SPEC, epoch=3)), now=now)
             spare.coordinator.tick(now + 1)
     assert [one.levelname for one in caplog.records if one.message == "standing by"] == ["WARNING"]
+
+
+def test_an_aggregator_that_stands_by_hears_who_is_there_and_leaves_all_else_to_the_one_that_leads(
+    tmp_path: Path,
+) -> None:
+    spare = Desk(tmp_path, Claim.ASK)
+    spare.coordinator.on_connected(0.0)
+    for now in (0.5, 1.6):
+        spare.hears(Received(EVERYBODY, Announcement("other-0", 0, "open", 60.0, SPEC, epoch=3)), now=now)
+        spare.coordinator.tick(now + 1)
+    spare.online("a", now=3.0)
+    spare.upload("a", now=3.0)
+    assert spare.presence.live == ("a",)
+    assert (spare.courier.accepted, spare.courier.refused, spare.courier.verdicts, spare.offered()) == ([], [], [], [])
+    assert spare.store.uploads(0) == {}
+
+
+def test_who_steps_back_while_a_round_is_aggregated_publishes_nothing(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.upload("a", "b")
+    desk.courier.sent.clear()
+    desk.hears(Received(EVERYBODY, Announcement("other-0", 0, "open", 60.0, SPEC, epoch=3)), now=1.5)
+    assert desk.leadership.stands_by
+    desk.jobs.run(2.0)
+    assert desk.aggregation.ran == [(0, ["a", "b"])]
+    assert desk.offered() == []
 
 
 def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_well_again(
