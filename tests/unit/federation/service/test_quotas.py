@@ -30,10 +30,9 @@ def test_no_number_takes_more_than_there_is(cost: float):
     assert not TokenBucket(1, 4).take(cost, 0)
 
 
-def test_a_clock_that_runs_backwards_fills_nothing():
-    bucket = TokenBucket(per_s=1, burst=1)
-    bucket.take(1, 10)
-    assert not bucket.take(1, 5)
+def test_a_clock_that_runs_backwards_fills_nothing_and_takes_nothing():
+    bucket = TokenBucket(per_s=1, burst=2)
+    assert [bucket.take(1, now) for now in (10, 5, 5)] == [True, True, False]
 
 
 def test_keys_do_not_share_and_what_was_left_out_is_told_once():
