@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -344,6 +345,22 @@ def test_every_share_in_a_matrix_of_weights_can_be_read(browser: Browser, addres
     assert page.run("document.querySelectorAll('.s20').length") == 1
     assert page.faults() == []
     page.close()
+
+
+def test_what_a_field_is_for_can_be_read_on_a_dark_page(browser: Browser, address: str) -> None:
+    page = browser.page(address + "/journal", dark=True)
+    looks = "getComputedStyle(field, '::placeholder').color, getComputedStyle(field).backgroundColor"
+    found = page.run(f"(field => [{looks}])(document.querySelector('[name=q]'))")
+    light, dark = (luminance(colour) for colour in found)
+    assert (light + 0.05) / (dark + 0.05) >= 4.5, found
+    page.close()
+
+
+def luminance(colour: str) -> float:
+    """Return that of ``rgb(154, 162, 175)``, as WCAG defines it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @pytest.mark.parametrize(
