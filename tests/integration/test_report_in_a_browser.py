@@ -33,6 +33,14 @@ def test_an_accessibility_checker_finds_no_fault(page: Page, dark: bool, share: 
     assert page.faults() == []
 
 
+def test_bytes_on_the_wire_say_their_way_in_a_word_and_not_by_colour_alone(page: Page) -> None:
+    page.look(width=320)
+    bars = page.run("[...document.querySelectorAll('.bytes .bar')].map(bar => [bar.className, bar.innerText.trim()])")
+    assert len(bars) > 1
+    assert [kind.split()[1] for kind, _ in bars] == [told.split()[2] for _, told in bars], bars
+    assert page.run("[...document.querySelectorAll('.bar span')].every(one => one.getBoundingClientRect().right < 320)")
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
 @pytest.mark.parametrize("width", [320, 1280])
 def test_nor_with_the_report_of_a_drive(browser: Browser, tmp_path: Path, width: int) -> None:
