@@ -230,7 +230,10 @@ def _check(camera: Camera, picture: Picture) -> None:
     if not isinstance(given, Picture):
         raise TypeError(f"it gave {given!r:.80}, expected a Picture")
     if type(picture.frame_id) is not int or not isinstance(picture.place, str):
-        raise TypeError(f"frame_id is {picture.frame_id!r:.80} and place {picture.place!r:.80}, expected int and str")
+        kind = type(picture.frame_id).__name__  # NumPy 1 writes its numbers as Python's
+        raise TypeError(
+            f"frame_id is {picture.frame_id!r:.80} ({kind}) and place {picture.place!r:.80}, expected int and str"
+        )
     if len(picture.place) > MAX_PLACE:
         raise ValueError(f"place has {len(picture.place)} characters, expected at most {MAX_PLACE}")
     picture.place.encode()  # raises for what no message can hold, of a file's name that isn't UTF-8 say

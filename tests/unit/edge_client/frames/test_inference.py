@@ -588,7 +588,7 @@ class Unspeakable(Exception):
         (replace(picture(0), captured_at=math.nan), "ValueError: captured_at is nan"),
         (replace(picture(0), captured_at=-1e300), "ValueError: captured_at is -1e+300"),
         (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
-        (replace(picture(0), frame_id=np.int64(3)), "frame_id is np.int64(3)"),
+        (replace(picture(0), frame_id=np.int64(3)), " (int64) and place '', expected int and str"),
         (replace(picture(0), place=5), "and place 5, expected int and str"),
         (replace(picture(0), place="x" * 256), "ValueError: place has 256 characters, expected at most 255"),
         (replace(picture(0), place="gate\udce4"), "UnicodeEncodeError: 'utf-8' codec can't encode character '\\udce4'"),
