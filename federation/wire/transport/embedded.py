@@ -14,6 +14,7 @@ from typing import Any
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import BrokerConfig, ListenerConfig
+from amqtt.errors import ProtocolHandlerError
 
 from replayfleet.federation.errors import SettingsError
 
@@ -123,6 +124,7 @@ class EmbeddedBroker:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(_tell)
         broker = _Broker(
             BrokerConfig(
                 listeners={"default": ListenerConfig(bind=f"127.0.0.1:{self._wanted_port}")},
@@ -137,6 +139,11 @@ class EmbeddedBroker:
             await self._stop.wait()
         finally:
             await broker.shutdown()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if not isinstance(context.get("exception"), ProtocolHandlerError):  # of a message whose connection is gone
+        loop.default_exception_handler(context)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:

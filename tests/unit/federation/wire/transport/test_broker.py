@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amqtt.errors import ProtocolHandlerError
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport import broker as broker_module
@@ -189,6 +190,16 @@ def test_the_embedded_broker_stops_quietly_under_a_flood(caplog: pytest.LogCaptu
         floods.recv(4)
         broker.stop()
     assert caplog.messages == []
+
+
+def test_the_embedded_broker_tells_of_no_message_whose_connection_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    broker = EmbeddedBroker()
+    broker.start()
+    assert broker._loop is not None
+    for error in (ProtocolHandlerError("Packet handling was cancelled"), ValueError("of ours")):
+        broker._loop.call_exception_handler({"message": str(error), "exception": error})
+    broker.stop()
+    assert caplog.messages == ["of ours"]
 
 
 def test_a_session_that_never_started_queues_within_bounds(caplog: pytest.LogCaptureFixture) -> None:
