@@ -330,15 +330,21 @@ def test_a_small_request_and_its_reply_take_no_nagle_delay(broker_url: str) -> N
     server.subscribe(["request"])
     server.start()
     client, inbox = listen(broker_url, "client", "reply")
-    try:
-        until(lambda: server.connected and client.connected)
+
+    def median_s() -> float:
         times = []
         for _ in range(15):
             started = time.perf_counter()
             client.publish("request", bytes(200))
             inbox.get(timeout=60)
             times.append(time.perf_counter() - started)
-        assert sorted(times)[7] < 0.03  # 0.083 without TCP_NODELAY, 0.0006 with
+        return sorted(times)[7]
+
+    try:
+        until(lambda: server.connected and client.connected)
+        assert any(median_s() < 0.03 for _ in range(40)), (
+            "0.083 without TCP_NODELAY, 0.0006 with; or others have the cores"
+        )
     finally:
         server.stop()
         client.stop()

@@ -77,9 +77,13 @@ class BrokerAddress:
     def on_this_machine(self) -> bool:
         return is_loopback(self.host)
 
+    @property
+    def place(self) -> str:
+        """Host and port, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.encrypted else 'mqtt'}://{host}:{self.port}"
+        return f"{'mqtts' if self.encrypted else 'mqtt'}://{self.place}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,11 +379,11 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     if isinstance(error, ssl.SSLError):
         return _tls_failure(error)
     if isinstance(error, ConnectionRefusedError):
-        return f"connection refused: nothing listens on {address.host}:{address.port}"
+        return f"connection refused: nothing listens on {address.place}"
     if isinstance(error, socket.gaierror):
         return f"unknown host {address.host!r}"
     if isinstance(error, TimeoutError):
-        return f"no answer from {address.host}:{address.port} in {CONNECT_TIMEOUT_S:.0f} s"
+        return f"no answer from {address.place} in {CONNECT_TIMEOUT_S:.0f} s"
     return str(error)
 
 

@@ -49,7 +49,7 @@ def test_a_slow_reader_makes_ids_jump_and_nothing_queues():
     began = time.monotonic()
     for picture in _camera(rate=100.0).pictures(stop):
         ids.append(picture.frame_id)
-        assert time.monotonic() - picture.captured_at < 5
+        assert began <= picture.captured_at <= time.monotonic()
         time.sleep(0.05)
         if len(ids) == 5:
             stop.set()
