@@ -25,8 +25,9 @@ from rich.console import Console
 from benchmarks.harness import run
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.children import child_command
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.scripts.fleet.plan import DATASET, Yard
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 
 NUM_TRAIN, WITHIN_S = 5, 1.0
 LEFT_OUT, SERVES = "client-4", "client-5"
@@ -57,7 +58,7 @@ class Operated:
         self.said: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
-        with Broker() as broker:
+        with PrivateBroker() as broker:
             self._running = RunningFleet(self._plan, broker, Console(quiet=True), self._limit)
             self._running.run(step=self._step)
         return {"rounds": self._rounds(), **self.said}

@@ -29,8 +29,9 @@ from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import PrivateBroker
 from replayfleet.scripts.fleet.plan import DATASET, Yard
-from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.fleet import Limit, RunningFleet
 
 WANTED = {"client-0": "fp32", "client-1": "fp16", "client-2": "int8"}
 BATCH = 256
@@ -45,7 +46,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         yard.prepare()
         plan = yard.fleet()
         clients = {name: [*line, "--precision", WANTED[name]] for name, line in plan.clients.items()}
-        with Broker() as broker:
+        with PrivateBroker() as broker:
             limit = Limit(time.monotonic(), options.limit_s)
             RunningFleet(replace(plan, clients=clients), broker, Console(quiet=True), limit).run()
         events = list(read_journal(plan.data_dir))
