@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class ClientService:
         connect: makes sessions.
         open_source: makes the source once the fleet's task is known.
         metrics: what ``/metrics`` shows.
-        spawn: starts a training process, given where its events go.
+        spawn: starts a training process, given where its events go and whether it takes only what nobody else wants.
         clock: seconds; never runs backwards.
         certificate: its certificate file, whose beginning and end are watched; None: none.
         claims: a store through which large transfers go; None: all goes over the broker.
@@ -109,7 +110,7 @@ class ClientService:
         open_source: OpenSource,
         *,
         metrics: Metrics | None = None,
-        spawn: Callable[[Callable[[TrainerEvent], None]], Trainer] = TrainerProcess,
+        spawn: Callable[[Callable[[TrainerEvent], None], bool], Trainer] = TrainerProcess,
         clock: Callable[[], float] = time.monotonic,
         keys: Path | None = None,
         certificate: Path | None = None,
@@ -162,7 +163,7 @@ class ClientService:
             self._signer.public_key,
             root.read_bytes() if root.is_file() else None,
         )
-        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(hear)), trust)
+        self._parts = self._build(folder, open_source, LocalTraining(partial(spawn, hear)), trust)
         self.client = Client(self._parts)
         allowance = identity.compute.allowance
         self._sensors = Sensors(allowance)

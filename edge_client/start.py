@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from replayfleet.devices.memory import keep_memory
@@ -13,7 +14,7 @@ from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import AUTO, CPU, FP32, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider, try_apart
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
-from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
+from replayfleet.edge_client.learning.training.job import JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.studio.sharing import SharedStudio, operator_key
 from replayfleet.edge_client.operator.studio.studio import Studio
@@ -59,7 +60,7 @@ def start(settings: ClientSettings) -> bool:
     manager.begin("proving the execution provider")
     board = probe()
     profile, proof = _proved(settings, board)
-    trainer = (*TRAINER_COMMAND, IDLE, *([JSON_LOGS] if settings.json_logs else []))
+    trainer = (*TRAINER_COMMAND, *([JSON_LOGS] if settings.json_logs else []))
     stop = threading.Event()
     metrics = Metrics(profile.name, proof.provider)
     with contextlib.ExitStack() as stack:
@@ -81,7 +82,7 @@ def start(settings: ClientSettings) -> bool:
             connector.to(settings.broker, session_secret(data_dir.path, settings.tls().key_file)),
             open_source,
             metrics=metrics,
-            spawn=lambda on_event: TrainerProcess(on_event, trainer),
+            spawn=partial(TrainerProcess, command=trainer),
             keys=settings.identity,
             certificate=settings.tls().certificate_file,
             claims=claims,

@@ -14,6 +14,7 @@ import msgspec
 
 from replayfleet.devices.memory import give_memory_back
 from replayfleet.edge_client.learning.training.job import (
+    IDLE,
     AnyJob,
     Chose,
     FromTrainer,
@@ -23,7 +24,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
-from replayfleet.edge_client.serving.proc import idle_since
+from replayfleet.edge_client.serving.proc import Progress, progress_since
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import MAX_LINE_BYTES, Child, ChildEnded, ChildLost, child_command, end
 from replayfleet.federation.service.logs import EventLogger
@@ -42,6 +43,9 @@ of the processor, as much as many a round."""
 
 HANGS_S = 300.0
 """A process with a job that has used next to no processor for so long, and wants none, won't go on."""
+STARVES_S, SHARES_S = 30.0, 600.0
+"""One that wants the processor and has been given next to none for so long is replaced; those that start within so long
+take a share beside others."""
 _LOOK_EVERY_S, _IDLE_SHARE = 5.0, 0.01
 
 TRAINER_COMMAND = child_command("replayfleet.edge_client.learning.training.trainer")
@@ -72,8 +76,8 @@ class Trainer(Protocol):
     def resume(self) -> None:
         """Let it go on."""
 
-    def is_still(self) -> bool:
-        """Whether the process has done nothing since the last call, and wants to do nothing."""
+    def progress(self) -> Progress:
+        """What the process has made of the time since the last call."""
 
     def kill(self) -> None:
         """End the process without a word; its exit is reported as any other."""
@@ -87,14 +91,19 @@ class TrainerProcess:
 
     Args:
         on_event: called on that thread; it may only enqueue.
+        idle: whether it takes only what nobody else on the machine wants; else it is merely nice.
         command: what to run.
     """
 
-    def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
+    def __init__(
+        self, on_event: Callable[[TrainerEvent], None], idle: bool = False, command: Sequence[str] = TRAINER_COMMAND
+    ) -> None:
         self._on_event = on_event
         # A job of some hundred classes is longer than the 64 KiB of a pipe, and the process may be stopped: who submits
         # is the client's loop, which waits for nobody.
-        self._child: Child[FromTrainer] = Child(command, FromTrainer, input_bytes=MAX_LINE_BYTES)
+        self._child: Child[FromTrainer] = Child(
+            (*command, *([IDLE] if idle else [])), FromTrainer, input_bytes=MAX_LINE_BYTES
+        )
         self.pid = self._child.pid
         self._cpu_s: float | None = None
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
@@ -116,10 +125,10 @@ class TrainerProcess:
         """Send SIGCONT."""
         self._child.process.send_signal(signal.SIGCONT)
 
-    def is_still(self) -> bool:
+    def progress(self) -> Progress:
         """Look at its time on the processor, and its children's."""
-        still, self._cpu_s = idle_since(self.pid, self._cpu_s, _IDLE_SHARE * _LOOK_EVERY_S)
-        return still
+        progress, self._cpu_s = progress_since(self.pid, self._cpu_s, _IDLE_SHARE * _LOOK_EVERY_S)
+        return progress
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -155,7 +164,7 @@ class LocalTraining:
     """Keeps a training process and at most one job; decisions with ``now``, no waiting.
 
     Args:
-        spawn: starts a process.
+        spawn: starts a process; told whether it takes only what nobody else wants, or no more than its share.
         backoff: delays between restarts.
         max_attempts: deaths after which a round is given up.
 
@@ -168,7 +177,7 @@ class LocalTraining:
     """
 
     def __init__(
-        self, spawn: Callable[[], Trainer], backoff: Backoff | None = None, max_attempts: int = MAX_ATTEMPTS
+        self, spawn: Callable[[bool], Trainer], backoff: Backoff | None = None, max_attempts: int = MAX_ATTEMPTS
     ) -> None:
         self._spawn = spawn
         self._backoff = backoff or Backoff()
@@ -179,7 +188,10 @@ class LocalTraining:
         self._deaths = 0
         self._deadline_at: float | None = None
         self._paused = False
-        self._still_s = self._look_at = 0.0
+        self._idle = True
+        self._shares_until = 0.0
+        self._progress: Progress = "works"
+        self._lasts_s = self._look_at = 0.0
         self._idle_since: float | None = None
         self._ended_at: float | None = None
         self._patience_s = IDLE_S
@@ -201,9 +213,9 @@ class LocalTraining:
         """Start the process, so that it has imported torch when the first round opens; if it can't be, try again."""
         if self._trainer is not None or self._restart_at is not None:
             return
-        self._ready = False
+        self._ready, self._idle = False, now >= self._shares_until
         try:
-            self._trainer = self._spawn()
+            self._trainer = self._spawn(self._idle)
         except OSError as error:  # no memory, process or descriptor is left, which may pass
             delay_s = self._backoff.next_s()
             self._restart_at = now + delay_s
@@ -225,7 +237,7 @@ class LocalTraining:
         self.job, self._deadline_at = job, deadline_at
         if isinstance(job, TrainJob):
             self.course, self.problem = None, ""
-        self._deaths, self._still_s = 0, 0.0
+        self._deaths, self._lasts_s = 0, 0.0
         if self._ended_at is not None:
             apart_s = now - self._ended_at
             self._patience_s = max(IDLE_S, 2 * apart_s) if apart_s <= SOON_S else IDLE_S
@@ -259,7 +271,7 @@ class LocalTraining:
 
     def tick(self, now: float) -> None:
         """Start the process again when its back-off is over; end one that has been idle for long, or that hangs."""
-        self._end_if_it_hangs(now)
+        self._end_if_it_gets_nowhere(now)
         idle_since = self._idle_since if self._ready and self.job is None else None
         if idle_since is not None and now - idle_since >= self._patience_s:
             self.stop()
@@ -286,15 +298,26 @@ class LocalTraining:
             self._ready, self._paused = False, False
             trainer.stop()
 
-    def _end_if_it_hangs(self, now: float) -> None:
+    def _end_if_it_gets_nowhere(self, now: float) -> None:
         if self._trainer is None or self.job is None or self._paused or now < self._look_at:
             return
         self._look_at = now + _LOOK_EVERY_S
-        self._still_s = self._still_s + _LOOK_EVERY_S if self._trainer.is_still() else 0.0
-        if self._still_s >= HANGS_S:
+        before, self._progress = self._progress, self._trainer.progress()
+        self._lasts_s = self._lasts_s + _LOOK_EVERY_S if self._progress == before else 0.0
+        if self._progress == "still" and self._lasts_s >= HANGS_S:
             log.warning("training process hangs", pid=self._trainer.pid, round=self.round, next="another one trains")
-            self._still_s = 0.0
-            self._trainer.kill()
+        elif self._progress == "starved" and self._lasts_s >= STARVES_S and self._idle:
+            self._shares_until = now + SHARES_S
+            log.warning(
+                "others leave training no processor",
+                pid=self._trainer.pid,
+                round=self.round,
+                next="it begins anew and takes a small share",
+            )
+        else:
+            return
+        self._lasts_s = 0.0
+        self._trainer.kill()
 
     def _submit(self, now: float) -> None:
         if self.job is None or self._trainer is None:

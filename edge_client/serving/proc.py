@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 _PROC = Path("/proc")
 _SAMPLE_S = 0.05
 _MIN_SHARE = 0.5
+
+Progress: TypeAlias = Literal["works", "still", "starved"]
+"""A process and its children use the processor; neither use nor want it; want it and aren't given it."""
 
 
 def anonymous_bytes(pid: int) -> int | None:
@@ -34,25 +38,25 @@ def is_starved(pid: int) -> bool:
         return False
 
 
-def idle_since(pid: int, cpu_s: float | None, at_most_s: float) -> tuple[bool, float | None]:
-    """Whether a process, its children included, has used next to no processor since it had used ``cpu_s``.
+def progress_since(pid: int, cpu_s: float | None, at_most_s: float) -> tuple[Progress, float | None]:
+    """Say what a process has made of its time since it had used ``cpu_s`` of the processor, and what it has used.
 
     Args:
         pid: which.
-        cpu_s: what it had used; None if that isn't known, and then it isn't idle.
+        cpu_s: what it had used; None if that isn't known, and then it works.
         at_most_s: what a thread that only looks at a clock uses meanwhile.
 
     Returns:
-        Whether it was idle and wants no processor now, which one does that others leave none; and what it has used.
-        False and None where it can't be told.
+        That; ``works`` and None where it can't be told.
     """
     try:
         family = _family(pid)
         used = sum(_cpu_s(one) for one in family)
-        idle = cpu_s is not None and abs(used - cpu_s) <= at_most_s
-        return idle and not any(_wants_to_run(one) for one in family), used
+        if cpu_s is None or abs(used - cpu_s) > at_most_s:
+            return "works", used
+        return "starved" if any(_wants_to_run(one) for one in family) else "still", used
     except (OSError, IndexError, ValueError):
-        return False, None
+        return "works", None
 
 
 def _family(pid: int) -> list[int]:

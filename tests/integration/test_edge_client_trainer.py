@@ -210,7 +210,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.events: queue.Queue[TrainerEvent] = queue.Queue()
-        self.training = LocalTraining(lambda: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
+        self.training = LocalTraining(lambda _idle: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
         self.verified: dict[str, FileLook] = {}
 
     def until_end(self) -> TrainDone | TrainFailed | Chose:

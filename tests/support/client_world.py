@@ -25,6 +25,7 @@ from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
 from replayfleet.edge_client.learning.training.trainer import answer
 from replayfleet.edge_client.service import ClientService, Identity
+from replayfleet.edge_client.serving.proc import Progress
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.data_dir import claim_data_dir
@@ -91,7 +92,7 @@ class TrainerThread:
 
     pid = 0
 
-    def __init__(self, on_event: Callable[[TrainerEvent], None]) -> None:
+    def __init__(self, on_event: Callable[[TrainerEvent], None], _idle: bool) -> None:
         self._on_event = on_event
         self._jobs: queue.SimpleQueue[TrainJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -106,8 +107,8 @@ class TrainerThread:
     def resume(self) -> None:
         """It was never stopped."""
 
-    def is_still(self) -> bool:
-        return False
+    def progress(self) -> Progress:
+        return "works"
 
     def kill(self) -> None:
         """Nor can it be killed."""

@@ -26,6 +26,7 @@ from replayfleet.edge_client.learning.training.job import (
     read_round_data,
 )
 from replayfleet.edge_client.serving.model import Workers
+from replayfleet.edge_client.serving.proc import Progress
 from replayfleet.edge_client.serving.slot import Candidate, ModelSlot
 from replayfleet.edge_client.state_store import CHOSEN, Choice, HeldDownload, StateStore, TrainingCommit, spec_digest
 from replayfleet.edge_client.sync import downloads
@@ -162,8 +163,8 @@ class Trainer:
     def submit(self, job: Any) -> None:
         self.jobs.append(job)
 
-    def is_still(self) -> bool:
-        return False
+    def progress(self) -> Progress:
+        return "works"
 
     def stop(self) -> None:
         pass
@@ -205,7 +206,7 @@ class Harness:
         self.tasks: list[TaskSpec] = []
         self.disk = Disk(folder, "training waits", 0.0)
         self.slot, self.records = ModelSlot(), StateStore(folder, disk=self.disk)
-        self.training = LocalTraining(lambda: self.trainer)
+        self.training = LocalTraining(lambda _idle: self.trainer)
         parts: Any = Parts(
             client_id="c1",
             data_dir=folder,

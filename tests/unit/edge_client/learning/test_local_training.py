@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -16,7 +17,9 @@ from replayfleet.edge_client.learning import local_training
 from replayfleet.edge_client.learning.local_training import (
     HANGS_S,
     IDLE_S,
+    SHARES_S,
     SOON_S,
+    STARVES_S,
     LocalTraining,
     TrainerEvent,
     TrainerExited,
@@ -31,6 +34,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
+from replayfleet.edge_client.serving.proc import Progress
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import Child
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
@@ -44,16 +48,18 @@ def job(round_index: int) -> TrainJob:
 class FakeTrainer:
     next_pid = 0
 
-    def __init__(self) -> None:
+    def __init__(self, idle: bool) -> None:
         FakeTrainer.next_pid += 1
+        self.idle = idle
         self.pid = FakeTrainer.next_pid
         self.jobs: list[TrainJob] = []
         self.paused: list[bool] = []
-        self.stopped = self.still = False
+        self.stopped = False
+        self.made: Progress = "works"
         self.num_killed = 0
 
-    def is_still(self) -> bool:
-        return self.still
+    def progress(self) -> Progress:
+        return self.made
 
     def kill(self) -> None:
         self.num_killed += 1
@@ -75,8 +81,8 @@ class Spawner:
     def __init__(self) -> None:
         self.trainers: list[FakeTrainer] = []
 
-    def __call__(self) -> FakeTrainer:
-        self.trainers.append(FakeTrainer())
+    def __call__(self, idle: bool) -> FakeTrainer:
+        self.trainers.append(FakeTrainer(idle))
         return self.trainers[-1]
 
     @property
@@ -138,10 +144,10 @@ def test_a_process_that_cannot_be_started_is_tried_again(ahead: bool) -> None:
     """Its round was in work for good, and so was training."""
     failing, spawn = [False, True, True], Spawner()
 
-    def spawn_or_fail() -> FakeTrainer:
+    def spawn_or_fail(idle: bool) -> FakeTrainer:
         if failing.pop():
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        return spawn()
+        return spawn(idle)
 
     training = LocalTraining(spawn_or_fail, Backoff(2.0, 60.0))
     if ahead:
@@ -167,7 +173,9 @@ def test_a_process_that_no_thread_can_hear_ends_and_is_tried_again(monkeypatch: 
         return children[-1]
 
     monkeypatch.setattr(local_training, "Child", child)
-    training = LocalTraining(lambda: TrainerProcess(print, (sys.executable, "-c", ECHO)), Backoff(2.0, 60.0))
+    training = LocalTraining(
+        lambda _idle: TrainerProcess(print, command=(sys.executable, "-c", ECHO)), Backoff(2.0, 60.0)
+    )
     with monkeypatch.context() as full:
         full.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
         training.begin(job(3), 10.0)
@@ -205,11 +213,11 @@ def test_a_process_that_hangs_is_ended_and_one_that_stands_still_by_order_or_for
     training.begin(job(3))
     training.handle(TrainerReady(), 0.0)
     process = spawn.last
-    process.still = True
+    process.made = "still"
     passes(HANGS_S - 10)
-    process.still = False
+    process.made = "works"
     passes(10)
-    process.still = True
+    process.made = "still"
     training.pause(paused=True)
     passes(2 * HANGS_S)
     training.pause(paused=False)
@@ -222,20 +230,69 @@ def test_a_process_that_hangs_is_ended_and_one_that_stands_still_by_order_or_for
     training.handle(TrainerReady(), float(next(seconds)))
     assert spawn.last.jobs == [job(3)]
     training.handle(TrainDone(3), float(next(seconds)))
-    spawn.last.still = True
+    spawn.last.made = "still"
     passes(2 * HANGS_S)
     assert not spawn.last.num_killed, "it has no job"
 
 
+def test_a_process_that_others_leave_no_processor_begins_anew_and_takes_a_share_for_a_while() -> None:
+    """On a machine whose cores are always full a device stopped learning: its first import of torch never ended."""
+    spawn, seconds = Spawner(), itertools.count()
+    training = LocalTraining(spawn)
+
+    def passes(num_seconds: float) -> None:
+        for _ in range(int(num_seconds)):
+            training.tick(float(next(seconds)))
+
+    training.begin(job(3))
+    for made, lasts_s in (("starved", STARVES_S - 10), ("works", 10), ("starved", STARVES_S - 10)):
+        spawn.last.made = made
+        passes(lasts_s)
+    assert spawn.last.idle
+    assert not spawn.last.num_killed
+    passes(20)
+    assert spawn.last.num_killed == 1
+    training.handle(TrainerExited(spawn.last.pid, -9), float(next(seconds)))
+    passes(10)
+    assert not spawn.last.idle
+    training.handle(TrainerReady(), float(next(seconds)))
+    spawn.last.made = "starved"
+    passes(SHARES_S / 2)
+    for round_index, idle in ((3, False), (4, True)):
+        training.handle(TrainDone(round_index), float(next(seconds)))
+        passes(SHARES_S / 4)
+        training.begin(job(round_index + 1), float(next(seconds)))
+        assert spawn.last.idle is idle, "others may be done after a while"
+        training.handle(TrainerReady(), float(next(seconds)))
+        spawn.last.made = "works" if idle else "starved"
+        passes(SHARES_S / 2)
+        assert not spawn.last.num_killed, "it has its share, and no other would have more"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux's SCHED_IDLE")
+def test_a_process_that_yields_to_all_is_starved_beside_one_that_always_computes() -> None:
+    core, events = min(os.sched_getaffinity(0)), queue.SimpleQueue[TrainerEvent]()
+    command = (sys.executable, "-S", "-c", "while True: pass")
+    yields, other = (TrainerProcess(events.put, command=command) for _ in range(2))
+    for process in (yields, other):
+        os.sched_setaffinity(process.pid, {core})
+    os.sched_setscheduler(yields.pid, os.SCHED_IDLE, os.sched_param(0))
+    made = iter(lambda: (time.sleep(1.0), yields.progress())[1], "starved")
+    assert len(list(itertools.islice(made, 60))) < 60
+    for process in (yields, other):
+        process.kill()
+        assert events.get(timeout=60).pid == process.pid
+
+
 def test_a_process_that_waits_is_still_and_one_that_computes_is_not() -> None:
     ends: queue.Queue[TrainerEvent] = queue.Queue()
-    waits = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
-    computes = TrainerProcess(ends.put, (sys.executable, "-S", "-c", "while True: pass"))
-    while (waits.is_still(), computes.is_still()) != (True, False):  # both import first
+    waits = TrainerProcess(ends.put, command=(sys.executable, "-S", "-c", "import time; time.sleep(600)"))
+    computes = TrainerProcess(ends.put, command=(sys.executable, "-S", "-c", "while True: pass"))
+    while (waits.progress(), computes.progress()) != ("still", "works"):  # both import first
         time.sleep(0.05)
     for _ in range(5):
         time.sleep(0.05)
-        assert not computes.is_still()
+        assert computes.progress() != "still"
     for process in (waits, computes):
         process.kill()
         assert ends.get(timeout=60) == TrainerExited(process.pid, -9)
@@ -382,7 +439,7 @@ for line in sys.stdin:
 
 def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
     events: queue.Queue[TrainerEvent] = queue.Queue()
-    process = TrainerProcess(events.put, (sys.executable, "-c", ECHO))
+    process = TrainerProcess(events.put, command=(sys.executable, "-c", ECHO))
     assert events.get(timeout=60) == TrainerReady()
     process.submit(job(3))
     assert events.get(timeout=60) == TrainDone(3)
@@ -393,7 +450,7 @@ def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
 
 
 def test_a_long_job_for_a_process_that_reads_nothing_keeps_nobody_waiting() -> None:
-    process = TrainerProcess(lambda _: None, (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
+    process = TrainerProcess(lambda _: None, command=(sys.executable, "-S", "-c", "import time; time.sleep(600)"))
     blobs = tuple(BlobEntry(f"sub-generator/{number}", "0" * 64, 1) for number in range(1000))
     manifest = msgspec.structs.replace(job(3).manifest, blobs=blobs)
     submits = threading.Thread(target=process.submit, args=(msgspec.structs.replace(job(3), manifest=manifest),))

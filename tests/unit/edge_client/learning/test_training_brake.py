@@ -98,7 +98,7 @@ def test_sensors_that_break_are_read_again_and_training_gets_its_time_back_meanw
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_real_process_stands_still_goes_on_and_ends_while_it_stands_still() -> None:
     events: queue.Queue[TrainerEvent] = queue.Queue()
-    training = LocalTraining(lambda: TrainerProcess(events.put, (sys.executable, "-c", BUSY)))
+    training = LocalTraining(lambda _idle: TrainerProcess(events.put, command=(sys.executable, "-c", BUSY)))
     manifest = Manifest("down", "fleet", "c1", 0, 1, (), b"\x80")
     training.begin(TrainJob("/data", "c1", FleetSpec("fleet", "fedavg", {}, {}, 7), manifest, 2, "onnx", 1, ""))
     try:
