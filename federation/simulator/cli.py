@@ -76,6 +76,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
     with without_collections():
         leave_the_compiler_out()
         from replayfleet.federation.simulator.job import prepare
+    from replayfleet.federation.service.fleet.spec import tell_what_is_idle
     from replayfleet.federation.simulator.progress import Progress
     from replayfleet.federation.streams.stream import DRIVING
 
@@ -83,6 +84,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
     stream = job.simulation.stream
     size = stream.settings
     progress = Progress(stream.num_rounds, size.num_clients, num_absent=size.num_absent, measure=job.measure)
+    tell_what_is_idle(job.simulation.method, spec.changes())
     click.echo(job.headline)
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
     if result is None:

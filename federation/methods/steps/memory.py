@@ -42,6 +42,17 @@ _MIXTURES = ("pca-gaussian", "pca-mixture")
 SUB_GENERATORS = ("wgan-gp", "ddpm", *_MIXTURES)
 """Kinds of sub-generators."""
 
+_OF_KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gan_batch_size", "gan_learning_rate", "gan_beta1", "gan_beta2"), ("wgan-gp",)),
+    **dict.fromkeys(("critic_steps_per_generator_step", "sub_generator_epochs"), ("wgan-gp",)),
+    **dict.fromkeys(("ddpm_epochs", "ddpm_width", "ddpm_batch_size"), ("ddpm",)),
+    **dict.fromkeys(("ddpm_learning_rate", "ddpm_sampling_steps"), ("ddpm",)),
+    "first_sub_generator_epochs": ("wgan-gp", "ddpm"),
+    "pca_dims": _MIXTURES,
+    "pca_components": ("pca-mixture",),
+}
+"""Settings that count for some kinds alone."""
+
 _CRITICS = packing.SetsByClass("critic/")
 _HISTORIES = "histories"
 
@@ -213,6 +224,18 @@ class MemorySettings:
             )
         if self.generators == "single" and self.serve == "best":
             raise ValueError("serve is 'best', which judges models by replay of single classes; expected 'per-class'")
+
+    def idle_settings(self) -> dict[str, str]:
+        """Return the settings that do nothing beside the others, each with why."""
+        kind = f"sub_generator is {self.sub_generator!r}"
+        idle = {name: kind for name, kinds in _OF_KINDS.items() if self.sub_generator not in kinds}
+        if self.generators == "single":
+            idle |= dict.fromkeys(("gate", "gate_threshold", "gate_samples"), "generators is 'single'")
+        elif not self.gate:
+            idle |= dict.fromkeys(("gate_threshold", "gate_samples"), "gate is false")
+        if not self.filter_replay:
+            idle["max_tries_factor"] = "filter_replay is false"
+        return idle
 
     def _mixture(self) -> MixtureSpec:
         if self.sub_generator == "pca-gaussian":

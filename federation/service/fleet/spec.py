@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -14,12 +14,15 @@ from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.later import LATER_SETTINGS
 from replayfleet.federation.service.fleet.presets import settings_for_task
 from replayfleet.federation.service.fleet.task import task_fields, task_of
+from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import from_text
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 
 if TYPE_CHECKING:
     from replayfleet.federation.methods.kit.records import Method
+
+log = EventLogger(__name__)
 
 _NONE = object()
 
@@ -48,13 +51,22 @@ def make_spec(
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
     known = _setting_names(kind)
     fields = {**settings_for_task(method, preset, task, known=known), **_converted(kind, overrides, strict=False)}
-    spec = _spelt_out(FleetSpec(fleet, method, {}, task_fields(task), run_seed), _build(kind, task, fields))
+    built = _build(kind, task, fields)
+    tell_what_is_idle(built, overrides)
+    spec = _spelt_out(FleetSpec(fleet, method, {}, task_fields(task), run_seed), built)
     if not is_ours(kind):
         return spec
     # Versions of before LATER_SETTINGS take a default of their own for what isn't said, so both have to be the same.
     idle = {one.name for one in dataclasses.fields(kind) if LATER_SETTINGS.get(one.name, _NONE) == one.default}
     said = {name: value for name, value in spec.settings.items() if name not in idle or value != LATER_SETTINGS[name]}
     return msgspec.structs.replace(spec, settings=said)
+
+
+def tell_what_is_idle(method: Method, given: Iterable[str]) -> None:
+    """Warn of settings that somebody gave and that do nothing beside the method's others."""
+    idle: Mapping[str, str] = getattr(method, "idle_settings", dict)()
+    for name in sorted(idle.keys() & {*given}):
+        log.warning("setting does nothing", setting=name, reason=idle[name])
 
 
 def with_later_settings(spec: FleetSpec) -> FleetSpec:

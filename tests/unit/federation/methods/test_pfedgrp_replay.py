@@ -20,7 +20,15 @@ from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
 from tests.support.toy import TOY, toy_data
 
-METHOD = PFedGRP(task=TOY, local_epochs=1, batch_size=16, gate_samples=4, max_tries_factor=2, replay_per_client=16)
+METHOD = PFedGRP(
+    task=TOY,
+    local_epochs=1,
+    batch_size=16,
+    gate_samples=4,
+    max_tries_factor=2,
+    replay_per_client=16,
+    sub_generator_epochs=1,
+)
 SAMPLER = eager_sampler(TOY)
 
 

@@ -10,6 +10,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS, detector_settings_for, settings_for
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.service.fleet.task import task_of
+from replayfleet.federation.service.logs import TextFormatter
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.streams.datasets import task_for
@@ -26,6 +27,33 @@ def test_a_spec_survives_the_wire_and_gives_the_same_method(method: str, preset:
     assert travelled == spec
     assert method_of(travelled) == METHODS[method](task=FASHION, **settings_for(method, preset))
     assert task_of(travelled) == FASHION
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "told"),
+    [
+        (
+            "pfedgrp",
+            {"gan_batch_size": "8", "pca_dims": "4"},
+            ["setting=pca_dims reason=\"sub_generator is 'wgan-gp'\""],
+        ),
+        (
+            "pfedgrp",
+            {"sub_generator": "pca-gaussian", "pca_components": "2", "pca_dims": "4"},
+            ["setting=pca_components"],
+        ),
+        ("pfedgrp", {"generators": "single", "gate": "false"}, ["setting=gate reason=\"generators is 'single'\""]),
+        ("pfedgrp", {"filter_replay": "false", "max_tries_factor": "4"}, ["setting=max_tries_factor"]),
+        ("pfedgrp-plus", {"local_epochs": "2", "gate_samples": "9"}, ['setting=gate_samples reason="gate is false"']),
+        ("fedavg", {"local_epochs": "2"}, []),
+    ],
+)
+def test_a_setting_that_does_nothing_beside_the_others_is_told(
+    method: str, given: dict[str, str], told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_spec("f", method, FASHION, preset="tiny", overrides=given, run_seed=3)
+    for record, words in zip(caplog.records, told, strict=True):
+        assert f"setting does nothing {words}" in TextFormatter().format(record)
 
 
 @pytest.mark.parametrize("method", sorted(name for name, kind in METHODS.items() if not kind.deployable))
