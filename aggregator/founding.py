@@ -28,6 +28,7 @@ from replayfleet.federation.wire.transport.incoming import TransferLimits
 _log = EventLogger("aggregator")
 
 _MANY = 4
+_OPTIONS = {"fleet": "--fleet", "method": "--method", "task": "--task or --dataset", "run_seed": "--seed"}
 """Settings that differ; of more only the names are said."""
 
 
@@ -131,12 +132,12 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
 
 
 def _check_equal(store: AggregatorStore, before: FleetSpec, spec: FleetSpec) -> None:
-    for name in spec.__struct_fields__:
-        if plain(getattr(before, name)) != plain(getattr(spec, name)):
+    for name, option in _OPTIONS.items():  # settings are compared, where the method is the same
+        was, asked = getattr(before, name), getattr(spec, name)
+        if plain(was) != plain(asked):
             store.close()
             raise SettingsError(
-                f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
-                "use the same, or another --data-dir"
+                f"data dir: its run has {option} {was!r}, now {asked!r} is asked for; use the same, or another data dir"
             )
 
 

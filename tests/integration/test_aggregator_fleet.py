@@ -297,7 +297,7 @@ def test_a_client_that_lost_its_disk_gets_its_own_sub_generators_back(tmp_path: 
 def test_a_restart_with_another_spec_is_refused(fleet: TinyFleet):
     fleet.run(until=lambda: fleet.rounds.index == 1)
     fleet.kill_aggregator()
-    with pytest.raises(SettingsError, match="its run has run_seed 7, now 8 is asked for"):
+    with pytest.raises(SettingsError, match="its run has --seed 7, now 8 is asked for"):
         fleet.new_service(tiny_spec(run_seed=8))
     fleet.new_service()
 
