@@ -28,8 +28,8 @@ from replayfleet.federation.wire.transport.incoming import TransferLimits
 _log = EventLogger("aggregator")
 
 _MANY = 4
-_OPTIONS = {"fleet": "--fleet", "method": "--method", "task": "--task or --dataset", "run_seed": "--seed"}
 """Settings that differ; of more only the names are said."""
+_OPTIONS = {"fleet": "--fleet", "method": "--method", "task": "--task or --dataset", "run_seed": "--seed"}
 
 
 @dataclass(frozen=True)
