@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from replayfleet.federation.errors import UNREADABLE
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+_learning = threading.Lock()
 
 
 class Process(Protocol):
@@ -111,6 +114,17 @@ class ChildEnded(ChildLost):
     """A child ended, or closed its output; the text says how."""
 
 
+def decoder_of(says: type[A]) -> msgspec.json.Decoder[A]:
+    """Return a decoder of JSON; threads may ask at once.
+
+    msgspec (0.22) notes a type when it meets it first, and only then what its fields are: another thread that meets it
+    meanwhile reads what isn't there yet, which ends the process. So decoders that threads use are made at import, or
+    here.
+    """
+    with _learning:
+        return msgspec.json.Decoder(says)
+
+
 class Child(Generic[A]):
     """A child process. Both ends write lines of JSON; bytes may follow a line of the child. Nothing is pickled.
 
@@ -159,7 +173,7 @@ class Child(Generic[A]):
                     fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, num_bytes_held)
         self._readable = select.poll()
         self._readable.register(self._fd, select.POLLIN)
-        self._decoder: msgspec.json.Decoder[A] = msgspec.json.Decoder(says)
+        self._decoder = decoder_of(says)
         self._num_bytes = num_bytes
         self._begun = bytearray()
         self._head: A | None = None

@@ -28,6 +28,7 @@ MAX_CONNECTIONS = 16
 _CREDENTIALS = struct.Struct("iII")
 
 _log = EventLogger("aggregator")
+_request = msgspec.json.Decoder(Request)  # made at import, for threads: children.decoder_of
 
 
 class LocalSocket:
@@ -116,7 +117,7 @@ class _Handler(socketserver.StreamRequestHandler):
         if len(line) > MAX_REQUEST_BYTES:
             raise VerbRefused(f"a request of more than {MAX_REQUEST_BYTES} bytes")
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = _request.decode(line)
         except UNREADABLE as error:
             raise VerbRefused(f"{NO_REQUEST}: {error}") from error
         control = self.server.control

@@ -66,6 +66,10 @@ class SaidBoxes(Said, forbid_unknown_fields=True, kw_only=True):
 
 
 _Said = TypeVar("_Said", bound=Said)
+_decoders: dict[type[Said], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Said, SaidClass, SaidBoxes)
+}
+"""Made at import, for threads: ``children.decoder_of``."""
 
 
 class Studied(Protocol):
@@ -172,7 +176,7 @@ class Pages:
             self._num_live -= 1
 
     def _said(self, body: bytes, kind: type[_Said]) -> _Said:
-        said = msgspec.json.decode(body, type=kind)
+        said: _Said = _decoders[kind].decode(body)
         if said.session not in {"", self._studio.session}:
             raise FeedbackRefused("the device was restarted since this frame was shown; nothing was learned of it")
         return said

@@ -56,6 +56,9 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
+_entries = msgspec.json.Decoder(dict[str, _Entry])  # made at import, for threads: children.decoder_of
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Where the arrays of a blob lie, in their order.
@@ -283,7 +286,7 @@ def places_of(head: bytes | memoryview, size_bytes: int) -> list[Place]:
 def _parsed(header: bytes) -> tuple[Table, int]:
     """Return the table that a header describes, and the byte at which its arrays end."""
     try:
-        entries = msgspec.json.decode(header, type=dict[str, _Entry])
+        entries = _entries.decode(header)
     except UNREADABLE as error:
         raise MalformedMessage(f"tensor header does not decode: {error}") from error
     check(len(entries) <= _MAX_ARRAYS, f"{len(entries)} tensors, expected at most {_MAX_ARRAYS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
 from typing import Annotated, Any
@@ -107,3 +108,38 @@ def test_one_that_is_told_to_end_may_say_goodbye_and_one_that_does_not_is_killed
     assert deaf.close(0.2) == -9
     assert deaf.close() == -9
     deaf.send("nobody reads this")
+
+
+THREADS = """
+from __future__ import annotations
+import sys, threading
+import msgspec
+from replayfleet.federation.children import decoder_of
+
+sys.setswitchinterval(1e-6)
+for number in range(400):
+    exec(f'''class Inner{number}(msgspec.Struct):
+    words: dict[str, list[int]]
+    names: tuple[str, ...] | None = None
+
+class Outer{number}(msgspec.Struct):
+    inner: Inner{number}
+    more: dict[str, list[int]]''')
+    kind, together = globals()[f"Outer{number}"], threading.Barrier(4)
+
+    def read():
+        together.wait()
+        decoder_of(kind).decode(b'{"inner": {"words": {}}, "more": {}}')
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_meet_a_kind_of_message_at_once_end_no_process() -> None:
+    """A device with several cameras, each of which a process of its own reads, could end as it started."""
+    done = subprocess.run([sys.executable, "-c", THREADS], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
